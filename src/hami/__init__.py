@@ -1,0 +1,1 @@
+"""HAMi: share GPUs and other accelerators between Kubernetes pods, with enforced limits."""

@@ -1,0 +1,1 @@
+"""The hami command: one module per subcommand, no logic of its own."""

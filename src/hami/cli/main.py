@@ -1,0 +1,30 @@
+"""Entry point of the ``hami`` command; subcommands are imported when they are called."""
+
+from __future__ import annotations
+
+import importlib
+
+import click
+
+# subcommand -> module that defines the click command of the same (underscored) name
+_COMMANDS: dict[str, str] = {}
+
+
+class _LazyGroup(click.Group):
+    """A group that imports a subcommand's module only when the subcommand is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        module = _COMMANDS.get(cmd_name)
+        if module is None:
+            return None
+        command: click.Command = getattr(importlib.import_module(module), "command")  # noqa: B009
+        return command
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="hami")
+def main() -> None:
+    """Share GPUs and other accelerators between Kubernetes pods, with enforced limits."""

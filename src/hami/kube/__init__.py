@@ -1,0 +1,1 @@
+"""Thin asynchronous Kubernetes client: informers, patch, bind, lease, events."""

@@ -1,0 +1,1 @@
+"""Accelerator families on one pure engine: requests, vector checks, fit, annotations."""
