@@ -1,0 +1,67 @@
+# Every target sets up what it needs: .venv from uv.lock, native libraries by CMake. Needs python3 >= 3.11, gcc, make.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+NATIVE := build/native
+ASAN := build/native-asan
+TSAN := build/native-tsan
+CASES ?= tests/conformance/cases
+JOBS ?= 2
+PYTEST_ARGS ?=
+NATIVE_SOURCES := $(shell find native -type f)
+C_FILES := $(shell find native tests/native bench -name '*.[ch]')
+
+# Test programs find their copy of the libraries through this variable.
+export HAMI_NATIVE_BUILD := $(CURDIR)/$(NATIVE)
+
+.PHONY: help setup native sanitized demo test lint format bench conformance clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.synced ## Create .venv from uv.lock
+
+.venv/.synced: pyproject.toml uv.lock tools/setup.sh
+	@sh tools/setup.sh
+
+native: $(NATIVE)/.built ## Build libvgpu.so and the simulated driver into build/native
+
+sanitized: $(ASAN)/.built $(TSAN)/.built
+
+$(NATIVE)/.built: SANITIZERS :=
+$(ASAN)/.built: SANITIZERS := address,undefined
+$(TSAN)/.built: SANITIZERS := thread
+$(NATIVE)/.built $(ASAN)/.built $(TSAN)/.built: .venv/.synced $(NATIVE_SOURCES)
+	@$(BIN)/cmake -S native -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+		-DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DHAMI_SANITIZE=$(SANITIZERS) --log-level=WARNING
+	@$(BIN)/cmake --build $(@D) --parallel $(JOBS)
+	@touch $@
+
+demo: native ## Two pods share a simulated GPU; a program over its limit is refused (no root, no GPU, no Kubernetes)
+	@$(BIN)/hami demo $(DEMO_ARGS)
+
+test: native sanitized ## All tests that need no cluster of their own
+	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+lint: .venv/.synced ## ruff, mypy --strict, import-linter, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	@if [ -n "$(C_FILES)" ]; then $(BIN)/clang-format --dry-run --Werror $(C_FILES) && echo "clang-format: clean"; fi
+
+format: .venv/.synced ## Rewrite sources in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(C_FILES)
+
+bench: native ## Print every figure of bench/ as JSON (BENCH_ARGS=--quick for a short run)
+	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script --json $(BENCH_ARGS) || exit 1; done
+
+conformance: .venv/.synced ## Run recorded HAMi cases: make conformance CASES=DIR
+	@$(BIN)/python tests/conformance/run.py $(CASES)
+
+clean: ## Remove everything that was built here
+	rm -rf build dist .venv .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
