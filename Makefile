@@ -2,6 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 
+PYTHON ?= python3
 BIN := .venv/bin
 NATIVE := build/native
 ASAN := build/native-asan
@@ -10,7 +11,7 @@ CASES ?= tests/conformance/cases
 JOBS ?= 2
 PYTEST_ARGS ?=
 NATIVE_SOURCES := $(shell find native -type f)
-C_FILES := $(shell find native tests/native bench -name '*.[ch]')
+C_FILES := $(shell find native tests bench -name "*.[ch]" 2>/dev/null)
 
 # Test programs find their copy of the libraries through this variable.
 export HAMI_NATIVE_BUILD := $(CURDIR)/$(NATIVE)
@@ -22,8 +23,8 @@ help: ## Show this list
 
 setup: .venv/.synced ## Create .venv from uv.lock
 
-.venv/.synced: pyproject.toml uv.lock tools/setup.sh
-	@sh tools/setup.sh
+.venv/.synced: pyproject.toml uv.lock tools/setup.py
+	@$(PYTHON) tools/setup.py
 
 native: $(NATIVE)/.built ## Build libvgpu.so and the simulated driver into build/native
 
