@@ -1,6 +1,6 @@
 """Prepare .venv from uv.lock, with nothing but the standard library of Python >= 3.11.
 
-uv itself is a development dependency, so uv.lock names its wheel and hash: where no uv is installed, that wheel is
+uv is a development dependency, so uv.lock names its wheel and hash: where no uv is installed, that wheel is
 fetched, checked and unpacked into ${XDG_CACHE_HOME:-~/.cache}/hami/. Neither pip nor python3-venv is needed.
 """
 
@@ -38,9 +38,7 @@ def locked_wheel() -> tuple[str, str, str]:
             for wheel in package["wheels"]:
                 if libc in wheel["url"] and wheel["url"].endswith(suffix):
                     return package["version"], wheel["url"], wheel["hash"].removeprefix("sha256:")
-    fail(
-        f"uv.lock has no uv wheel for {libc} on {platform.machine()}: install uv yourself and run this again"
-    )
+    fail(f"uv.lock has no uv wheel for {libc} on {platform.machine()}: install uv, then run this again")
 
 
 def fetched_uv() -> Path:
@@ -52,10 +50,10 @@ def fetched_uv() -> Path:
         return program
     print(f"setup: fetching uv {version}", flush=True)
     try:
-        with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_SECONDS) as answer:
+        with urllib.request.urlopen(url, timeout=FETCH_TIMEOUT_SECONDS) as answer:  # noqa: S310 - from uv.lock
             wheel = answer.read()
     except OSError as error:
-        fail(f"cannot fetch uv ({error}): check the network, or install uv yourself and run this again")
+        fail(f"cannot fetch uv ({error}): check the network, or install uv, then run this again")
     if hashlib.sha256(wheel).hexdigest() != sha256:
         fail("the fetched uv does not have the hash that uv.lock names: not using it")
     cache.mkdir(parents=True, exist_ok=True)
@@ -72,10 +70,8 @@ def fetched_uv() -> Path:
 
 def main() -> None:
     """Create or refresh .venv; the file .venv/.synced marks success for make."""
-    if sys.version_info < (3, 11):
-        fail(
-            f"this is Python {platform.python_version()}, 3.11 or newer is needed: set PYTHON=/path/to/python3.11"
-        )
+    if sys.version_info < (3, 11):  # noqa: UP036 - this script meets whatever python3 there is
+        fail(f"Python {platform.python_version()} is too old, 3.11 is needed: set PYTHON=/path/to/python")
     uv = shutil.which("uv") or str(fetched_uv())
     if not (VENV / "bin" / "python").exists():
         print("setup: creating .venv (about a minute on first use)", flush=True)
