@@ -1,0 +1,567 @@
+"""The vocabulary of the vendor engine: requests, usage, contexts, profiles, and the errors that cross its border.
+
+Everything here is data. Memory is MiB, cores are percent of one card unless a vendor says otherwise, slots are tasks on
+a card. Objects are read-only; the engine never keeps one beyond a call.
+"""
+
+import enum
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hami.protocol.allocation import Allocation, ContainerDevice
+from hami.protocol.errors import HamiError
+from hami.protocol.inventory import DeviceInfo
+
+__all__ = [
+    "CORDONED",
+    "EXCLUSIVE",
+    "EXHAUSTED",
+    "ID_MISMATCH",
+    "INSUFFICIENT_CARDS",
+    "INSUFFICIENT_CORES",
+    "INSUFFICIENT_MEMORY",
+    "INT32_MAX",
+    "INTERNAL_ERROR",
+    "MIG_INFEASIBLE",
+    "NODE_INSUFFICIENT",
+    "NOTHING_USED",
+    "NOT_HEALTHY",
+    "NO_PERCENT",
+    "NUMA_NOT_FIT",
+    "OUT_OF_SLOTS",
+    "QUOTA_NOT_FIT",
+    "TYPE_MISMATCH",
+    "UNLIMITED",
+    "VENDOR_RULE",
+    "AdmissionRejected",
+    "Allocation",
+    "AnnotateContext",
+    "BoolArray",
+    "Card",
+    "CardColumns",
+    "CodeTables",
+    "ContainerDevice",
+    "ContainerRequest",
+    "DeviceInfo",
+    "DevicesAbsent",
+    "DevicesMalformed",
+    "FitContext",
+    "FitResult",
+    "Holder",
+    "Hooks",
+    "IntArray",
+    "InventoryView",
+    "Need",
+    "NodeBonus",
+    "NodeRefuses",
+    "NodeView",
+    "PodInfo",
+    "PodShape",
+    "QuotaView",
+    "RawRequest",
+    "Refused",
+    "Register",
+    "ResourceNames",
+    "Rules",
+    "ScoreContext",
+    "SlotKind",
+    "Usage",
+    "UsageAlgebra",
+    "VectorCheck",
+    "VectorNeeds",
+    "VendorProfile",
+    "keep_allocation",
+    "keep_request",
+]
+
+IntArray = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+
+INT32_MAX = 2**31 - 1
+NO_PERCENT = 101  # mem_percent of a request that names no percentage
+EMPTY: Mapping[str, Any] = MappingProxyType({})
+
+# Reason codes; users and tools match on them.
+NOT_HEALTHY = "CardNotHealth"
+CORDONED = "CardCordoned"
+TYPE_MISMATCH = "CardTypeMismatch"
+ID_MISMATCH = "CardUuidMismatch"
+OUT_OF_SLOTS = "CardTimeSlicingExhausted"
+EXCLUSIVE = "ExclusiveDeviceAllocateConflict"
+QUOTA_NOT_FIT = "ResourceQuotaNotFit"
+INSUFFICIENT_MEMORY = "CardInsufficientMemory"
+INSUFFICIENT_CORES = "CardInsufficientCore"
+EXHAUSTED = "CardComputeUnitsExhausted"
+NUMA_NOT_FIT = "NumaNotFit"
+MIG_INFEASIBLE = "CardMigTopologyInfeasible"
+VENDOR_RULE = "CardNotFoundCustomFilterRule"
+INSUFFICIENT_CARDS = "AllocatedCardsInsufficientRequest"
+NODE_INSUFFICIENT = "NodeInsufficientDevice"
+INTERNAL_ERROR = "InternalError"
+
+
+class AdmissionRejected(HamiError):
+    """The pod asks for something invalid or unservable; the text says what, where, and what would be accepted."""
+
+
+class DevicesAbsent(HamiError):
+    """The node has no register source of this vendor, or an empty one: the vendor is dropped from the node."""
+
+
+class DevicesMalformed(HamiError):
+    """The register source is unusable: cached devices stay, the node gets an event."""
+
+
+class NodeRefuses(HamiError):
+    """From `resolve`: this node cannot serve the request; `count` cards refuse with reason `code`."""
+
+    def __init__(self, code: str, count: int) -> None:
+        super().__init__(f"{code} x {count}")
+        self.code = code
+        self.count = count
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceNames:
+    """Kubernetes resource names of one vendor; "" where it has none."""
+
+    count: str
+    memory: str = ""
+    cores: str = ""
+    memory_factor: int = 1  # user unit -> MiB, also used by quota; >= 1
+    extra: Mapping[str, str] = field(
+        default_factory=dict
+    )  # e.g. {"memory_percentage": "nvidia.com/gpumem-percentage"}
+
+    def all(self) -> tuple[str, ...]:
+        """Every non-empty name, count first."""
+        return tuple(n for n in (self.count, self.memory, self.cores, *self.extra.values()) if n)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Use of one card: its total, a pod's share, or a container's."""
+
+    slots: int = 0
+    mem: int = 0
+    cores: int = 0
+    payload: Hashable = (
+        None  # the algebra's own part (MIG placements, holders per core), opaque to the engine
+    )
+
+
+NOTHING_USED = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A placed or reserved pod on a card."""
+
+    uid: str
+    namespace: str
+    name: str
+    annotations: Mapping[str, str]  # only the keys in profile.placed_annotations
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """One candidate of a fit."""
+
+    info: DeviceInfo
+    used: Usage = NOTHING_USED
+    holders: Sequence[Holder] = ()  # () when profile.placed_annotations is empty
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerRequest:
+    """What one container asks from one vendor."""
+
+    nums: int  # > 0
+    type: str  # vendor common word
+    memreq: int  # MiB, 0 = use mem_percent
+    mem_percent: int  # 0..100; NO_PERCENT (101) = not given (NVIDIA only)
+    cores: int  # vendor core unit, >= 0
+    mode: str = ""  # vendor sub-mode, e.g. "direct", "spec"
+    slots: int = 1  # slots taken on each card
+    detail: Hashable = None  # the vendor's own typed part, opaque to the engine
+
+
+class SlotKind(enum.Enum):
+    """Kind of a container slot; slots are numbered init containers (sidecars in their place) first, then regular ones."""
+
+    INIT = "init"
+    SIDECAR = "sidecar"
+    APP = "app"
+
+
+@dataclass(frozen=True, slots=True)
+class PodShape:
+    """The container slots of a pod, in allocation order."""
+
+    kinds: tuple[SlotKind, ...]
+    names: tuple[str, ...]  # container names, same length
+
+
+@dataclass(frozen=True, slots=True)
+class PodInfo:
+    """What fit, vector needs and annotations may know about the pod being placed."""
+
+    uid: str
+    namespace: str
+    name: str
+    annotations: Mapping[str, str]
+    shape: PodShape
+
+
+class NodeView(Protocol):
+    """A node, read-only; capacities are integers (`quantity.value`)."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def annotations(self) -> Mapping[str, str]: ...
+    @property
+    def capacity(self) -> Mapping[str, int]: ...
+    @property
+    def allocatable(self) -> Mapping[str, int]: ...
+
+
+class InventoryView(Protocol):
+    """What is registered in the cluster (never what is used), for admission."""
+
+    def kinds(self, common_word: str) -> Sequence[DeviceInfo]:
+        """One device of each distinct (type, count, devmem, devcore, mode, custom)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaView:
+    """What the pod's namespace may still use of one vendor, without the pod itself; None = no limit.
+
+    `mem_left` = limit x memory factor - used, MiB; `cores_left` = limit - used. Negative when already over.
+    """
+
+    mem_left: int | None = None
+    cores_left: int | None = None
+
+
+UNLIMITED = QuotaView()
+
+
+@dataclass(frozen=True, slots=True)
+class FitResult:
+    """Outcome of a fit: the devices, or how many cards refused for which reason."""
+
+    devices: tuple[ContainerDevice, ...] | None
+    reasons: Mapping[str, int]
+    total: int  # denominator: cards considered
+
+    def text(self) -> str:
+        """`"<n>/<total> <Code>"` items sorted as text, joined by ", "; "" on success.
+
+        Codes that concern the node as a whole (`NodeInsufficientDevice`) stand alone, without a count.
+        """
+        if self.devices is not None:
+            return ""
+        return ", ".join(
+            sorted(
+                code if code == NODE_INSUFFICIENT else f"{count}/{self.total} {code}"
+                for code, count in self.reasons.items()
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FitContext:
+    """One request on one node. The slot being fitted is `len(allocated)`."""
+
+    candidates: Sequence[Card]  # this vendor's cards, ascending by preference: the last one is tried first
+    request: ContainerRequest  # resolved
+    pod: PodInfo
+    node: NodeView
+    allocated: Allocation = ()  # this vendor, this pod, earlier slots (padded)
+    policy: frozenset[str] = frozenset()  # words of the card policy, trimmed
+    quota: QuotaView = UNLIMITED
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreContext:
+    """A complete allocation of this vendor on a node."""
+
+    node: NodeView
+    allocation: Allocation
+    before: Sequence[Card]  # the vendor's cards before this pod
+    policy: Literal["binpack", "spread"]
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotateContext:
+    """A decision about to be written."""
+
+    pod: PodInfo
+    allocation: Allocation  # padded to every slot
+    node: NodeView
+    now: datetime  # UTC
+    requests: tuple[ContainerRequest | None, ...] = ()  # this vendor's, by slot, as resolved for the node
+
+
+@dataclass(frozen=True, slots=True)
+class NodeBonus:
+    """Topology bonus: the engine adds `value x weight`, negated under spread when `higher_is_better`."""
+
+    value: float
+    weight: float = 1.0
+    higher_is_better: bool = True
+
+
+class CodeTables(Protocol):
+    """Distinct values behind the coded columns; code i stands for the i-th entry, new entries are appended."""
+
+    @property
+    def types(self) -> Sequence[str]: ...
+    @property
+    def modes(self) -> Sequence[str]: ...
+    @property
+    def ids(self) -> Sequence[str]: ...
+    @property
+    def id_codes(self) -> Mapping[str, int]: ...
+
+
+class CardColumns(Protocol):
+    """One entry per card of this vendor, NumPy, never written by the vendor side.
+
+    `node` is the caller's node number; `type`, `mode`, `id` are codes into `tables`.
+    """
+
+    @property
+    def node(self) -> IntArray: ...
+    @property
+    def slots(self) -> IntArray: ...
+    @property
+    def used(self) -> IntArray: ...
+    @property
+    def mem(self) -> IntArray: ...
+    @property
+    def usedmem(self) -> IntArray: ...
+    @property
+    def cores(self) -> IntArray: ...
+    @property
+    def usedcores(self) -> IntArray: ...
+    @property
+    def healthy(self) -> BoolArray: ...
+    @property
+    def cordoned(self) -> BoolArray: ...
+    @property
+    def type(self) -> IntArray: ...
+    @property
+    def mode(self) -> IntArray: ...
+    @property
+    def id(self) -> IntArray: ...
+    @property
+    def tables(self) -> CodeTables: ...
+
+
+@dataclass(frozen=True, slots=True)
+class VectorNeeds:
+    """Lower bounds of what the exact fit will ask."""
+
+    cards: int  # devices asked: the capacities of the passing cards of a node must sum to at least this
+    slots: int  # free slots a passing card needs
+    mem: int | IntArray  # MiB: a scalar, or one value per card (percent requests)
+    cores: int | IntArray
+    allowed: Mapping[str, BoolArray] = field(
+        default_factory=dict
+    )  # column name ("type", "mode", "id") -> per code
+    mutex: bool = False  # only unused cards
+    capacity: IntArray | None = (
+        None  # devices of this request one passing card can serve at most; None = 1 each
+    )
+    total_cores: int | None = None  # takes the place of the `cores` column (Ascend soft mode)
+
+
+@dataclass(frozen=True, slots=True)
+class VectorCheck:
+    """One necessary condition on cards, in the order of the exact fit."""
+
+    reason: str
+    passes: Callable[[CardColumns, VectorNeeds], BoolArray]  # one bool per card
+
+
+class UsageAlgebra(Protocol):
+    """How the usage of one card is put together."""
+
+    @property
+    def zero(self) -> Usage: ...
+
+    def of(self, device: ContainerDevice) -> Usage:
+        """Use of one allocated device."""
+        ...
+
+    def add(self, a: Usage, b: Usage) -> Usage:
+        """Held at the same time."""
+        ...
+
+    def remove(self, total: Usage, b: Usage) -> Usage:
+        """Exact inverse of `add`."""
+        ...
+
+    def combine(self, a: Usage, b: Usage) -> Usage:
+        """Held one after the other."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RawRequest:
+    """The quantity texts a container names, read in the profile's lookup order; None where absent."""
+
+    count: str | None
+    memory: str | None
+    cores: str | None
+    extra: Mapping[str, str]  # by the keys of ResourceNames.extra, present ones only
+    container: str  # its name, for messages
+
+
+class Need(NamedTuple):
+    """What checks 9 to 12 compare on one card."""
+
+    mem: int  # MiB the request takes
+    cores: int  # cores the request takes
+    total_cores: int
+    used_cores: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A `choose` hook's "does not fit": the complete reasons and their denominator."""
+
+    reasons: Mapping[str, int]
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Everything about a vendor that is not data; each is optional and pure."""
+
+    # (container, pod, profile, inventory) -> whether the container uses the vendor; replaces the standard admission.
+    # May change container.resources, container.env, pod annotations and runtimeClassName; raises AdmissionRejected.
+    admit: Callable[[dict[str, Any], dict[str, Any], "VendorProfile", InventoryView], bool] | None = None
+    # (raw, pod annotations, profile) -> request or None; raises AdmissionRejected
+    parse: Callable[[RawRequest, Mapping[str, str], "VendorProfile"], ContainerRequest | None] | None = None
+    # (node, profile) -> devices; raises DevicesAbsent, DevicesMalformed
+    discover: Callable[[NodeView, "VendorProfile"], list[DeviceInfo]] | None = None
+    # before the loop: a refusal of the node, or None to go on
+    prefit: Callable[[FitContext], FitResult | None] | None = None
+    # health beyond DeviceInfo.health, from what is used on the card (MIG: fail closed)
+    healthy: Callable[[DeviceInfo, Usage], bool] | None = None
+    # (ctx, card) -> what checks 9 to 12 compare; default: from the request and the card
+    needs: Callable[[FitContext, Card], Need] | None = None
+    # last check of a card, given what this container took so far: a reason, or None
+    device_rule: Callable[[FitContext, Card, Sequence[ContainerDevice]], str | None] | None = None
+    # from all eligible cards in try order and the reasons so far: the chosen positions, or a refusal
+    choose: Callable[[FitContext, Sequence[Card], Mapping[str, int]], Sequence[int] | Refused] | None = None
+    # (ctx, card, need, taken by this container so far) -> what is written down for the card
+    record: Callable[[FitContext, Card, Need, Sequence[ContainerDevice]], ContainerDevice] | None = None
+    # (device) -> whether one container may take the card more than once (MIG); default: no
+    repeatable: Callable[[DeviceInfo], bool] | None = None
+    extra_annotations: Callable[[AnnotateContext], dict[str, str]] | None = None
+    node_bonus: Callable[[ScoreContext], NodeBonus] | None = None
+    # (use of one card, its total cores) -> (MiB, cores) charged to a namespace quota; default: as recorded
+    quota_use: Callable[[Usage, int], tuple[int, int]] | None = None
+    # (request, inventory) -> (MiB, cores) per container at admission; default: memreq x nums, cores x nums
+    admission_use: Callable[[ContainerRequest, InventoryView], tuple[int, int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Where a node's devices come from."""
+
+    kind: Literal["json", "csv", "capacity", "vendor"]
+    key: str = ""  # node annotation for json, csv and vendor
+    devcore: int | None = None  # total cores put in place of the registered ones
+    watched: tuple[str, ...] = ()  # further node annotations whose change means "read the devices again"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The data fields of a profile."""
+
+    register: Register
+    to_allocate: str | None = None  # pod annotation consumed by the node plugin
+    allocated: str = ""  # pod annotation kept as the record
+    handshake: str | None = None  # node annotation
+    cleanup: str | None = None  # node annotation removed when the plugin is dead
+    health: Literal["handshake", "capacity", "always"] = "handshake"
+    lock: Literal["none", "hami", "dsmlu"] = "hami"
+    use_uuid: tuple[str, ...] = ()  # pod annotations; several spellings are all honoured
+    no_use_uuid: tuple[str, ...] = ()
+    use_type: str = ""
+    no_use_type: str = ""
+    mode: str = ""  # pod annotation with the accepted sharing modes
+    numa_bind: str = ""  # pod annotation that binds a container's cards to one NUMA node
+    lookup: Literal["limits_then_requests", "limits_only"] = "limits_then_requests"
+    default_cores: int = 0
+    omitted_percent: int = 100
+    real_count: bool = True  # the node reports the count resource, so kubelet counts it (D31)
+    checks: frozenset[str] = frozenset(
+        {
+            "health",
+            "cordon",
+            "type",
+            "id",
+            "slots",
+            "mutex",
+            "quota",
+            "memory",
+            "cores",
+            "exclusive",
+            "exhausted",
+        }
+    )
+    alloc_type: Literal["request", "device"] = "request"  # what is written as the device's type
+    record_mem: int | None = None  # fixed recorded memory
+    unused_only: bool = False  # a card serves one container: used must be 0
+    rebuild: Literal["allocated", "longer_of_both_keys"] = "allocated"
+    allow_unsupported: bool = False  # D13
+
+
+def keep_request(
+    request: ContainerRequest, _node: NodeView, _devices: Sequence[DeviceInfo]
+) -> ContainerRequest:
+    """The standard `resolve`: a request means the same on every node."""
+    return request
+
+
+def keep_allocation(_pod: PodInfo, allocation: Allocation) -> Allocation:
+    """The standard `restore`: nothing beyond the allocation text."""
+    return allocation
+
+
+@dataclass(frozen=True, slots=True)
+class VendorProfile:
+    """One vendor on the engine: data, and at most a few hooks."""
+
+    common_word: str
+    names: ResourceNames
+    rules: Rules
+    vector_checks: tuple[VectorCheck, ...]
+    vector_needs: Callable[
+        ["VendorProfile", ContainerRequest, PodInfo, frozenset[str], CardColumns], VectorNeeds
+    ]
+    vector_exact: Callable[["VendorProfile", ContainerRequest, PodInfo, frozenset[str]], bool]
+    algebra: UsageAlgebra
+    # (request, node, its devices of this vendor) -> request for this node; raises NodeRefuses
+    resolve: Callable[[ContainerRequest, NodeView, Sequence[DeviceInfo]], ContainerRequest] = keep_request
+    hooks: Hooks = Hooks()
+    payload: type | None = None
+    # (pod, decoded allocation) -> the allocation with the payloads that the pod's annotations hold
+    restore: Callable[[PodInfo, Allocation], Allocation] = keep_allocation
+    placed_annotations: tuple[str, ...] = ()
