@@ -1,7 +1,8 @@
 """Credentials that renew themselves: static, from files that rotate, from exec plugins.
 
-A source is asked before every request and answers from its cache; files are read again after ``REREAD_S`` seconds, an
-exec plugin is run again when its credential is about to expire or after the API server refused it.
+A source is asked before every request and answers from its cache; files are read again after ``REREAD_S``
+seconds, an exec plugin is run again when its credential is about to expire or after the API server refused
+it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _EXEC_TIMEOUT_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What one request presents: the Authorization header (empty: none) and a client certificate with key (PEM)."""
+    """What one request presents: the Authorization header (empty: none) and a client certificate with key
+    (PEM)."""
 
     authorization: str = ""
     certificate_pem: bytes = b""
@@ -61,11 +63,17 @@ class StaticCredential:
 
 @dataclass(slots=True)
 class FileCredential:
-    """Token and/or client certificate in files that are rewritten while we run (projected tokens, node certificates)."""
+    """Token and/or client certificate in files that are rewritten while we run (projected tokens, node
+    certificates).
+
+    ``fixed`` supplies the parts that are not in files. A file that cannot be read later leaves the last
+    content.
+    """
 
     token_path: Path | None = None
     certificate_path: Path | None = None
     key_path: Path | None = None
+    fixed: Credential = field(default_factory=Credential)
     clock: Callable[[], float] = time.monotonic
     _cached: Credential | None = None
     _read_at: float = 0.0
@@ -87,21 +95,23 @@ class FileCredential:
         token = read_small_file(self.token_path).decode("ascii", "replace").strip() if self.token_path else ""
         if self.token_path and not token:
             raise CredentialError(f"token file {self.token_path} is empty")
-        certificate = read_small_file(self.certificate_path) if self.certificate_path else b""
-        key = read_small_file(self.key_path) if self.key_path else b""
-        return Credential(f"Bearer {token}" if token else "", certificate, key)
+        return Credential(
+            f"Bearer {token}" if token else self.fixed.authorization,
+            read_small_file(self.certificate_path) if self.certificate_path else self.fixed.certificate_pem,
+            read_small_file(self.key_path) if self.key_path else self.fixed.key_pem,
+        )
 
 
-class _ExecStatus(msgspec.Struct):
+class _ExecStatus(msgspec.Struct, rename="camel"):
     token: str = ""
-    clientCertificateData: str = ""
-    clientKeyData: str = ""
-    expirationTimestamp: datetime | None = None
+    client_certificate_data: str = ""
+    client_key_data: str = ""
+    expiration_timestamp: datetime | None = None
 
 
-class _ExecCredential(msgspec.Struct):
+class _ExecCredential(msgspec.Struct, rename="camel"):
     kind: str
-    apiVersion: str
+    api_version: str
     status: _ExecStatus
 
 
@@ -127,11 +137,13 @@ class ExecCredential:
         async with self._lock:
             if self._cached is None or self.wall_clock() >= self._expires_at - _EXPIRY_MARGIN_S:
                 status = await self._run()
-                self._expires_at = status.expirationTimestamp.timestamp() if status.expirationTimestamp else float("inf")
+                self._expires_at = (
+                    status.expiration_timestamp.timestamp() if status.expiration_timestamp else float("inf")
+                )
                 self._cached = Credential(
                     f"Bearer {status.token}" if status.token else "",
-                    status.clientCertificateData.encode(),
-                    status.clientKeyData.encode(),
+                    status.client_certificate_data.encode(),
+                    status.client_key_data.encode(),
                 )
             return self._cached
 
@@ -161,7 +173,9 @@ class ExecCredential:
                 output = await self._read_output(process)
                 code = await process.wait()
         except TimeoutError as error:
-            raise CredentialError(f"credential plugin {self.command} did not answer in {_EXEC_TIMEOUT_S:.0f}s") from error
+            raise CredentialError(
+                f"credential plugin {self.command} did not answer in {_EXEC_TIMEOUT_S:.0f}s"
+            ) from error
         finally:
             if process.returncode is None:
                 process.kill()
@@ -176,7 +190,9 @@ class ExecCredential:
         while chunk := await process.stdout.read(65536):
             output += chunk
             if len(output) > _MAX_FILE_BYTES:
-                raise CredentialError(f"credential plugin {self.command} printed more than {_MAX_FILE_BYTES} bytes")
+                raise CredentialError(
+                    f"credential plugin {self.command} printed more than {_MAX_FILE_BYTES} bytes"
+                )
         return bytes(output)
 
     def _parse(self, output: bytes) -> _ExecStatus:
@@ -184,14 +200,16 @@ class ExecCredential:
             answer = _exec_decoder.decode(output)
         except msgspec.DecodeError as error:
             raise CredentialError(f"credential plugin {self.command}: {error}") from error
-        if answer.kind != "ExecCredential" or answer.apiVersion != self.api_version:
+        if answer.kind != "ExecCredential" or answer.api_version != self.api_version:
             raise CredentialError(
-                f"credential plugin {self.command} answered {answer.apiVersion} {answer.kind}, expected "
+                f"credential plugin {self.command} answered {answer.api_version} {answer.kind}, expected "
                 f"{self.api_version} ExecCredential"
             )
         status = answer.status
-        if not status.token and not (status.clientCertificateData and status.clientKeyData):
-            raise CredentialError(f"credential plugin {self.command} answered neither a token nor a client certificate")
+        if not status.token and not (status.client_certificate_data and status.client_key_data):
+            raise CredentialError(
+                f"credential plugin {self.command} answered neither a token nor a client certificate"
+            )
         return status
 
 

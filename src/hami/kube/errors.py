@@ -1,7 +1,8 @@
+# ruff: noqa: N818 -- named after the reasons of the API server
 """Typed errors of the Kubernetes client.
 
-``ApiError`` and its subclasses are answers of the API server; ``TransportError`` means that no complete answer came,
-so that the outcome of a write is unknown.
+``ApiError`` and its subclasses are answers of the API server; ``TransportError`` means that no complete
+answer came, so that the outcome of a write is unknown.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ class DecodeError(KubeError):
 class ApiError(KubeError):
     """An answer of the API server with a status outside 2xx.
 
-    ``status`` is the HTTP status, ``reason`` and ``message`` come from the Status object (empty if there was none),
-    ``retry_after_s`` is the server's wish in seconds (None: none stated).
+    ``status`` is the HTTP status, ``reason`` and ``message`` come from the Status object (empty if there
+    was none), ``retry_after_s`` is the server's wish in seconds (None: none stated).
     """
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(f"{status} {reason or 'error'}: {message}" if message else f"{status} {reason or 'error'}")
+        super().__init__(
+            f"{status} {reason or 'error'}: {message}" if message else f"{status} {reason or 'error'}"
+        )
         self.status = status
         self.reason = reason
         self.message = message
@@ -102,8 +105,8 @@ _BY_STATUS: dict[int, type[ApiError]] = {
 }
 
 
-class _Details(msgspec.Struct):
-    retryAfterSeconds: float = 0
+class _Details(msgspec.Struct, rename="camel"):
+    retry_after_seconds: float = 0
 
 
 class Status(msgspec.Struct):
@@ -139,6 +142,6 @@ def error_from_status(status: int, parsed: Status, retry_after_s: float | None =
 def _retry_after_s(header: str | None, parsed: Status) -> float | None:
     if header is not None and header.strip().isascii() and header.strip().isdigit():
         return min(float(header.strip()[:9]), 3600.0)
-    if parsed.details is not None and parsed.details.retryAfterSeconds > 0:
-        return min(parsed.details.retryAfterSeconds, 3600.0)
+    if parsed.details is not None and parsed.details.retry_after_seconds > 0:
+        return min(parsed.details.retry_after_seconds, 3600.0)
     return None

@@ -18,11 +18,14 @@ _MAX_TEXT_CHARS = 8192
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a record as one JSON object: ``ts`` (UTC), ``level``, ``logger``, ``event``, the extras, ``error``."""
+    """Formats a record as one JSON object: ``ts`` (UTC), ``level``, ``logger``, ``event``, the extras,
+    ``error``."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
-            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "ts": datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "event": _cut(record.getMessage()),

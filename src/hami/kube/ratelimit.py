@@ -8,8 +8,8 @@ import random
 class TokenBucket:
     """``rate`` requests per second on average, ``burst`` at once.
 
-    ``reserve(now)`` takes a token, in advance if none is left, and returns the seconds to wait before using it.
-    Waiters are served in the order of their calls. ``rate`` 0 means no limit.
+    ``reserve(now)`` takes a token, in advance if none is left, and returns the seconds to wait before using
+    it. Waiters are served in the order of their calls. ``rate`` 0 means no limit.
     """
 
     __slots__ = ("_burst", "_rate", "_tokens", "_updated")
@@ -45,7 +45,8 @@ class TokenBucket:
 
 
 class Backoff:
-    """Exponential delays with full jitter in the upper half: ``next()`` is in [d/2, d], d doubling up to ``cap_s``."""
+    """Exponential delays with full jitter in the upper half: ``next()`` is in [d/2, d], d doubling up to
+    ``cap_s``."""
 
     __slots__ = ("_base_s", "_cap_s", "_current_s", "_rng")
 
