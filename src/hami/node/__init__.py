@@ -1,1 +1,1 @@
-"""What runs on a GPU node: NVML, device plugin, monitor."""
+"""What runs on a GPU node: the kubelet device plugin and the monitor, and what both need (NVML, safe files)."""

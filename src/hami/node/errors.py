@@ -1,0 +1,37 @@
+"""Typed errors of the node components."""
+
+from __future__ import annotations
+
+from hami.protocol.errors import HamiError
+
+
+class NodeError(HamiError):
+    """Base of what goes wrong on a node."""
+
+
+class SettingsError(NodeError):
+    """A flag, an environment variable or a configuration file asks for something impossible."""
+
+
+class NvmlError(NodeError):
+    """NVML cannot be loaded or refuses; ``code`` is its return code, 0 where there is none."""
+
+    def __init__(self, message: str, code: int = 0) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class NvmlNotSupported(NvmlError):
+    """The card does not have what was asked for (unified memory, MIG)."""
+
+
+class UnsafePath(NodeError):
+    """A path on the host is not what it must be (a symlink, another owner, another type); nothing was changed."""
+
+
+class NoBindingPod(NodeError):
+    """No pod on this node waits for devices; nothing is known that could be marked as failed."""
+
+
+class AllocateError(NodeError):
+    """An allocation cannot be answered; the text goes to kubelet and to the pod."""
