@@ -1,7 +1,7 @@
-"""The vocabulary of the vendor engine: requests, usage, contexts, profiles, and the errors that cross its border.
+"""The vocabulary of the vendor engine: requests, usage, contexts, profiles, and the errors at its border.
 
-Everything here is data. Memory is MiB, cores are percent of one card unless a vendor says otherwise, slots are tasks on
-a card. Objects are read-only; the engine never keeps one beyond a call.
+Everything here is data. Memory is MiB, cores are percent of one card unless a vendor says otherwise, slots
+are tasks on a card. Objects are read-only; the engine never keeps one beyond a call.
 """
 
 import enum
@@ -11,14 +11,39 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
 from hami.protocol.allocation import Allocation, ContainerDevice
-from hami.protocol.errors import HamiError
+from hami.protocol.errors import DevicesAbsent, DevicesMalformed, HamiError
 from hami.protocol.inventory import DeviceInfo
+from hami.vendors.columns import (
+    BoolArray,
+    CardColumns,
+    CodeTables,
+    IntArray,
+    VectorCheck,
+    VectorNeeds,
+)
+from hami.vendors.reasons import (
+    CORDONED,
+    EXCLUSIVE,
+    EXHAUSTED,
+    ID_MISMATCH,
+    INSUFFICIENT_CARDS,
+    INSUFFICIENT_CORES,
+    INSUFFICIENT_MEMORY,
+    INTERNAL_ERROR,
+    MIG_INFEASIBLE,
+    NODE_INSUFFICIENT,
+    NOT_HEALTHY,
+    NUMA_NOT_FIT,
+    OUT_OF_SLOTS,
+    QUOTA_NOT_FIT,
+    TYPE_MISMATCH,
+    VENDOR_RULE,
+    reasons_text,
+)
 
 __all__ = [
+    "ALL_CHECKS",
     "CORDONED",
     "EXCLUSIVE",
     "EXHAUSTED",
@@ -78,47 +103,20 @@ __all__ = [
     "VendorProfile",
     "keep_allocation",
     "keep_request",
+    "reasons_text",
 ]
 
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
 
 INT32_MAX = 2**31 - 1
 NO_PERCENT = 101  # mem_percent of a request that names no percentage
 EMPTY: Mapping[str, Any] = MappingProxyType({})
 
-# Reason codes; users and tools match on them.
-NOT_HEALTHY = "CardNotHealth"
-CORDONED = "CardCordoned"
-TYPE_MISMATCH = "CardTypeMismatch"
-ID_MISMATCH = "CardUuidMismatch"
-OUT_OF_SLOTS = "CardTimeSlicingExhausted"
-EXCLUSIVE = "ExclusiveDeviceAllocateConflict"
-QUOTA_NOT_FIT = "ResourceQuotaNotFit"
-INSUFFICIENT_MEMORY = "CardInsufficientMemory"
-INSUFFICIENT_CORES = "CardInsufficientCore"
-EXHAUSTED = "CardComputeUnitsExhausted"
-NUMA_NOT_FIT = "NumaNotFit"
-MIG_INFEASIBLE = "CardMigTopologyInfeasible"
-VENDOR_RULE = "CardNotFoundCustomFilterRule"
-INSUFFICIENT_CARDS = "AllocatedCardsInsufficientRequest"
-NODE_INSUFFICIENT = "NodeInsufficientDevice"
-INTERNAL_ERROR = "InternalError"
+
+class AdmissionRejected(HamiError):  # noqa: N818
+    """The pod asks for something invalid or unservable; the text says what, where, and what is accepted."""
 
 
-class AdmissionRejected(HamiError):
-    """The pod asks for something invalid or unservable; the text says what, where, and what would be accepted."""
-
-
-class DevicesAbsent(HamiError):
-    """The node has no register source of this vendor, or an empty one: the vendor is dropped from the node."""
-
-
-class DevicesMalformed(HamiError):
-    """The register source is unusable: cached devices stay, the node gets an event."""
-
-
-class NodeRefuses(HamiError):
+class NodeRefuses(HamiError):  # noqa: N818
     """From `resolve`: this node cannot serve the request; `count` cards refuse with reason `code`."""
 
     def __init__(self, code: str, count: int) -> None:
@@ -137,7 +135,7 @@ class ResourceNames:
     memory_factor: int = 1  # user unit -> MiB, also used by quota; >= 1
     extra: Mapping[str, str] = field(
         default_factory=dict
-    )  # e.g. {"memory_percentage": "nvidia.com/gpumem-percentage"}
+    )  # e.g. {"percentage": "nvidia.com/gpumem-percentage"}
 
     def all(self) -> tuple[str, ...]:
         """Every non-empty name, count first."""
@@ -151,9 +149,7 @@ class Usage:
     slots: int = 0
     mem: int = 0
     cores: int = 0
-    payload: Hashable = (
-        None  # the algebra's own part (MIG placements, holders per core), opaque to the engine
-    )
+    payload: Hashable = None  # the algebra's own part (MIG placements, holders per core)
 
 
 NOTHING_USED = Usage()
@@ -194,7 +190,7 @@ class ContainerRequest:
 
 
 class SlotKind(enum.Enum):
-    """Kind of a container slot; slots are numbered init containers (sidecars in their place) first, then regular ones."""
+    """Kind of a container slot. Slots: init containers in order (sidecars among them), then regular ones."""
 
     INIT = "init"
     SIDECAR = "sidecar"
@@ -264,20 +260,11 @@ class FitResult:
     devices: tuple[ContainerDevice, ...] | None
     reasons: Mapping[str, int]
     total: int  # denominator: cards considered
+    detail: str = ""  # for logs: what went wrong when the reason is InternalError
 
     def text(self) -> str:
-        """`"<n>/<total> <Code>"` items sorted as text, joined by ", "; "" on success.
-
-        Codes that concern the node as a whole (`NodeInsufficientDevice`) stand alone, without a count.
-        """
-        if self.devices is not None:
-            return ""
-        return ", ".join(
-            sorted(
-                code if code == NODE_INSUFFICIENT else f"{count}/{self.total} {code}"
-                for code, count in self.reasons.items()
-            )
-        )
+        """Text of the reasons (`reasons.reasons_text`); "" on success."""
+        return "" if self.devices is not None else reasons_text(self.reasons, self.total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,79 +308,6 @@ class NodeBonus:
     value: float
     weight: float = 1.0
     higher_is_better: bool = True
-
-
-class CodeTables(Protocol):
-    """Distinct values behind the coded columns; code i stands for the i-th entry, new entries are appended."""
-
-    @property
-    def types(self) -> Sequence[str]: ...
-    @property
-    def modes(self) -> Sequence[str]: ...
-    @property
-    def ids(self) -> Sequence[str]: ...
-    @property
-    def id_codes(self) -> Mapping[str, int]: ...
-
-
-class CardColumns(Protocol):
-    """One entry per card of this vendor, NumPy, never written by the vendor side.
-
-    `node` is the caller's node number; `type`, `mode`, `id` are codes into `tables`.
-    """
-
-    @property
-    def node(self) -> IntArray: ...
-    @property
-    def slots(self) -> IntArray: ...
-    @property
-    def used(self) -> IntArray: ...
-    @property
-    def mem(self) -> IntArray: ...
-    @property
-    def usedmem(self) -> IntArray: ...
-    @property
-    def cores(self) -> IntArray: ...
-    @property
-    def usedcores(self) -> IntArray: ...
-    @property
-    def healthy(self) -> BoolArray: ...
-    @property
-    def cordoned(self) -> BoolArray: ...
-    @property
-    def type(self) -> IntArray: ...
-    @property
-    def mode(self) -> IntArray: ...
-    @property
-    def id(self) -> IntArray: ...
-    @property
-    def tables(self) -> CodeTables: ...
-
-
-@dataclass(frozen=True, slots=True)
-class VectorNeeds:
-    """Lower bounds of what the exact fit will ask."""
-
-    cards: int  # devices asked: the capacities of the passing cards of a node must sum to at least this
-    slots: int  # free slots a passing card needs
-    mem: int | IntArray  # MiB: a scalar, or one value per card (percent requests)
-    cores: int | IntArray
-    allowed: Mapping[str, BoolArray] = field(
-        default_factory=dict
-    )  # column name ("type", "mode", "id") -> per code
-    mutex: bool = False  # only unused cards
-    capacity: IntArray | None = (
-        None  # devices of this request one passing card can serve at most; None = 1 each
-    )
-    total_cores: int | None = None  # takes the place of the `cores` column (Ascend soft mode)
-
-
-@dataclass(frozen=True, slots=True)
-class VectorCheck:
-    """One necessary condition on cards, in the order of the exact fit."""
-
-    reason: str
-    passes: Callable[[CardColumns, VectorNeeds], BoolArray]  # one bool per card
 
 
 class UsageAlgebra(Protocol):
@@ -451,8 +365,8 @@ class Refused:
 class Hooks:
     """Everything about a vendor that is not data; each is optional and pure."""
 
-    # (container, pod, profile, inventory) -> whether the container uses the vendor; replaces the standard admission.
-    # May change container.resources, container.env, pod annotations and runtimeClassName; raises AdmissionRejected.
+    # (container, pod, profile, inventory) -> whether the container uses the vendor; replaces the standard one.
+    # May change container resources and env, pod annotations and runtimeClassName; raises AdmissionRejected.
     admit: Callable[[dict[str, Any], dict[str, Any], "VendorProfile", InventoryView], bool] | None = None
     # (raw, pod annotations, profile) -> request or None; raises AdmissionRejected
     parse: Callable[[RawRequest, Mapping[str, str], "VendorProfile"], ContainerRequest | None] | None = None
@@ -467,7 +381,10 @@ class Hooks:
     # last check of a card, given what this container took so far: a reason, or None
     device_rule: Callable[[FitContext, Card, Sequence[ContainerDevice]], str | None] | None = None
     # from all eligible cards in try order and the reasons so far: the chosen positions, or a refusal
+    # (positions repeat where a card serves several devices)
     choose: Callable[[FitContext, Sequence[Card], Mapping[str, int]], Sequence[int] | Refused] | None = None
+    # whether `choose` decides this fit; default: whenever it is declared
+    choose_when: Callable[[FitContext], bool] | None = None
     # (ctx, card, need, taken by this container so far) -> what is written down for the card
     record: Callable[[FitContext, Card, Need, Sequence[ContainerDevice]], ContainerDevice] | None = None
     # (device) -> whether one container may take the card more than once (MIG); default: no
@@ -490,6 +407,23 @@ class Register:
     watched: tuple[str, ...] = ()  # further node annotations whose change means "read the devices again"
 
 
+ALL_CHECKS = frozenset(
+    [
+        "health",
+        "cordon",
+        "type",
+        "id",
+        "slots",
+        "mutex",
+        "quota",
+        "memory",
+        "cores",
+        "exclusive",
+        "exhausted",
+    ],
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Rules:
     """The data fields of a profile."""
@@ -499,7 +433,8 @@ class Rules:
     allocated: str = ""  # pod annotation kept as the record
     handshake: str | None = None  # node annotation
     cleanup: str | None = None  # node annotation removed when the plugin is dead
-    health: Literal["handshake", "capacity", "always"] = "handshake"
+    # handshake: R8; allocatable: reported count decides, else R8 (NVIDIA); capacity: count resource > 0
+    health: Literal["handshake", "allocatable", "capacity", "always"] = "handshake"
     lock: Literal["none", "hami", "dsmlu"] = "hami"
     use_uuid: tuple[str, ...] = ()  # pod annotations; several spellings are all honoured
     no_use_uuid: tuple[str, ...] = ()
@@ -511,21 +446,7 @@ class Rules:
     default_cores: int = 0
     omitted_percent: int = 100
     real_count: bool = True  # the node reports the count resource, so kubelet counts it (D31)
-    checks: frozenset[str] = frozenset(
-        {
-            "health",
-            "cordon",
-            "type",
-            "id",
-            "slots",
-            "mutex",
-            "quota",
-            "memory",
-            "cores",
-            "exclusive",
-            "exhausted",
-        }
-    )
+    checks: frozenset[str] = ALL_CHECKS  # which steps of the standard fit are done
     alloc_type: Literal["request", "device"] = "request"  # what is written as the device's type
     record_mem: int | None = None  # fixed recorded memory
     unused_only: bool = False  # a card serves one container: used must be 0
@@ -555,8 +476,10 @@ class VendorProfile:
     vector_checks: tuple[VectorCheck, ...]
     vector_needs: Callable[
         ["VendorProfile", ContainerRequest, PodInfo, frozenset[str], CardColumns], VectorNeeds
-    ]
-    vector_exact: Callable[["VendorProfile", ContainerRequest, PodInfo, frozenset[str]], bool]
+    ]  # profile, request, pod, card policy words, columns
+    vector_exact: Callable[
+        ["VendorProfile", ContainerRequest, PodInfo, frozenset[str]], bool
+    ]  # vector reasons equal the exact fit's, but for `inexact` cards
     algebra: UsageAlgebra
     # (request, node, its devices of this vendor) -> request for this node; raises NodeRefuses
     resolve: Callable[[ContainerRequest, NodeView, Sequence[DeviceInfo]], ContainerRequest] = keep_request
