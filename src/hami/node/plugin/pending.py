@@ -6,7 +6,7 @@ The caller reads the node's lock annotation and the pods bound to the node; ever
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +22,7 @@ from hami.protocol.allocation import (
 )
 from hami.protocol.errors import AllocationError, LockFormatError
 from hami.protocol.keys import (
+    ALLOCATE_ERROR,
     ASSIGNED_NODE,
     BIND_ALLOCATING,
     BIND_FAILED,
@@ -31,7 +32,7 @@ from hami.protocol.keys import (
     NVIDIA,
     VENDOR_KEYS,
 )
-from hami.protocol.lock import DEFAULT_LOCK_TIMEOUT, LockOwner, parse_lock
+from hami.protocol.lock import DEFAULT_LOCK_TIMEOUT, LockOwner, holder_is_done, parse_lock
 from hami.protocol.timestamps import CLOCK_SKEW_SECONDS
 from hami.protocol.views import Container, Pod
 
@@ -56,9 +57,15 @@ class Taken:
     left: Allocation
 
     @property
-    def annotation(self) -> str:
-        """New text of the to-allocate annotation: one slot per container of the pod."""
-        return encode_allocation(self.left)
+    def annotations(self) -> dict[str, str]:
+        """What to set on the pod, in one write: the emptied slots, and success once nothing is left."""
+        written = {TO_ALLOCATE: encode_allocation(self.left)}
+        return written | {BIND_PHASE: BIND_SUCCESS} if self.is_last else written
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing is left, so that the node lock is to be released."""
+        return is_consumed(self.left)
 
 
 def find_pod(
@@ -79,7 +86,7 @@ def find_pod(
     owner = _lock_owner(lock, now, lock_timeout_s)
     if owner is not None:
         for pod in here:
-            if pod.namespace == owner.namespace and pod.name == owner.name and not _lock_is_over(pod):
+            if pod.namespace == owner.namespace and pod.name == owner.name and not holder_is_done(pod, node_name):
                 return pod
     waiting = [pod for pod in here if _waits(pod, node_name) and _matches(pod, wanted)]
     if not waiting:
@@ -124,18 +131,14 @@ def remaining(pod: Pod) -> Allocation:
         raise AllocateError(f"device request not found: {TO_ALLOCATE}: {error}") from error
 
 
-def finish(annotations: Mapping[str, str]) -> dict[str, str]:
-    """Annotations to set on a freshly read pod after an answer: success once nothing is left, else nothing."""
-    try:
-        done = is_consumed(decode_allocation(annotations.get(TO_ALLOCATE, "")))
-    except AllocationError:
-        return {}
-    return {BIND_PHASE: BIND_SUCCESS} if done else {}
+def next_count(pod: Pod) -> int:
+    """Number of devices of the next container of ``pod``, 0 when nothing is left. Errors as :func:`remaining`."""
+    return next((len(slot) for slot in remaining(pod) if slot), 0)
 
 
-def fail() -> dict[str, str]:
+def failure(reason: str) -> dict[str, str]:
     """Annotations to set on the pod of a failed call."""
-    return {BIND_PHASE: BIND_FAILED}
+    return {BIND_PHASE: BIND_FAILED, ALLOCATE_ERROR: reason[:MAX_ERROR_CHARS]}
 
 
 def _one_slot_per_container(left: Allocation, containers: int) -> Allocation:
@@ -154,10 +157,6 @@ def _lock_owner(lock: str | None, now: float, timeout_s: float) -> LockOwner | N
         return None
     taken = now if value.time > now + CLOCK_SKEW_SECONDS else value.time
     return value.owner if now - taken <= timeout_s else None
-
-
-def _lock_is_over(holder: Pod) -> bool:
-    return holder.is_finished or holder.annotations.get(BIND_PHASE) in (BIND_SUCCESS, BIND_FAILED)
 
 
 def _waits(pod: Pod, node_name: str) -> bool:

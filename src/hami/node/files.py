@@ -1,0 +1,217 @@
+"""Descriptor-based file work for a privileged process: no symlink is followed, files change by rename.
+
+A directory is opened once and judged on its descriptor; everything in it is reached relative to that descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from hami.node.errors import UnsafePath
+
+_DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_MAX_DEPTH: Final = 40
+_MAX_ENTRIES: Final = 1_000_000
+
+
+@contextlib.contextmanager
+def open_directory(path: str | Path, owner: int | None = None) -> Iterator[int]:
+    """A descriptor of the directory ``path``, whose last component is not a symlink.
+
+    With ``owner`` it must belong to that UID. Raises :class:`UnsafePath`, and ``FileNotFoundError`` if absent.
+    """
+    try:
+        descriptor = os.open(path, _DIRECTORY_FLAGS)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise UnsafePath(f"{path} is not a directory") from error
+        raise
+    try:
+        found = os.fstat(descriptor).st_uid
+        if owner is not None and found != owner:
+            raise UnsafePath(f"{path} belongs to UID {found}, expected {owner}")
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def ensure_directory(path: str, mode: int, owner: int) -> None:
+    """Make ``path`` and missing parents (parents 0755); the last component is a real directory of ``owner``.
+
+    The mode is set even if the directory exists. Raises :class:`UnsafePath` or ``OSError``.
+    """
+    Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        Path(path).mkdir(mode=mode)
+    with open_directory(path, owner) as descriptor:
+        if stat.S_IMODE(os.fstat(descriptor).st_mode) != mode:
+            os.fchmod(descriptor, mode)
+
+
+def require_regular(path: str) -> None:
+    """Check, without following a symlink, that ``path`` is a regular file. Raises :class:`UnsafePath`."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError as error:
+        raise UnsafePath(f"{path} is not a regular file: {error.strerror or error}") from error
+    if not stat.S_ISREG(mode):
+        raise UnsafePath(f"{path} is not a regular file: it is a {kind_name(mode)}")
+
+
+def kind_name(mode: int) -> str:
+    """What a mode stands for, in words."""
+    names = {
+        stat.S_IFLNK: "symlink",
+        stat.S_IFDIR: "directory",
+        stat.S_IFIFO: "fifo",
+        stat.S_IFSOCK: "socket",
+        stat.S_IFCHR: "character device",
+        stat.S_IFBLK: "block device",
+        stat.S_IFREG: "regular file",
+    }
+    return names.get(stat.S_IFMT(mode), "thing of unknown type")
+
+
+def replace_file(directory: int, name: str, content: bytes, mode: int) -> None:
+    """Write ``name`` in the directory descriptor: temporary name, fsync, rename. Raises ``OSError``."""
+    temporary = f".{name[:100]}.{secrets.token_hex(8)}"
+    descriptor = os.open(
+        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory
+    )
+    try:
+        try:
+            os.fchmod(descriptor, mode)
+            _write_all(descriptor, content)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=directory)
+        raise
+
+
+def rewrite_file(directory: int, name: str, content: bytes) -> None:
+    """Change an existing regular file in place, so that bind mounts of it see the change.
+
+    Raises ``FileNotFoundError``, :class:`UnsafePath` for anything but a regular file, or ``OSError``.
+    """
+    try:
+        descriptor = os.open(
+            name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory
+        )
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise UnsafePath(f"{name} is not a regular file") from error
+        raise
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnsafePath(f"{name} is not a regular file")
+        if os.pread(descriptor, len(content) + 1, 0) != content:
+            os.pwrite(descriptor, content, 0)
+            os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
+
+
+def read_regular(path: str, max_bytes: int) -> bytes:
+    """The whole regular file ``path``, not through a symlink.
+
+    Raises :class:`UnsafePath` when it is something else or longer than ``max_bytes``, or ``OSError``.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UnsafePath(f"{path} is not a regular file: it is a symlink") from error
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            raise UnsafePath(f"{path} is not a regular file: it is a {kind_name(found.st_mode)}")
+        pieces = bytearray()
+        while len(pieces) <= max_bytes:
+            piece = os.read(descriptor, min(1 << 20, max_bytes + 1 - len(pieces)))
+            if not piece:
+                return bytes(pieces)
+            pieces += piece
+        raise UnsafePath(f"{path} is longer than {max_bytes} bytes")
+    finally:
+        os.close(descriptor)
+
+
+def remove_tree(parent: int, name: str) -> None:
+    """Remove ``name`` in the directory descriptor ``parent``, with everything in it; absent is fine.
+
+    No symlink is followed and no other file system is entered. Any depth is handled with a bounded number of
+    descriptors: a deep directory is moved up first. Raises ``OSError`` or :class:`UnsafePath`.
+    """
+    try:
+        top = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        os.unlink(name, dir_fd=parent)
+        return
+    try:
+        _Remover(top).empty(top, 0)
+    finally:
+        os.close(top)
+    os.rmdir(name, dir_fd=parent)
+
+
+class _Remover:
+    def __init__(self, top: int) -> None:
+        self._top = top
+        self._device = os.fstat(top).st_dev
+        self._entries = 0
+
+    def empty(self, directory: int, depth: int) -> None:
+        # Entries that were moved up appear in the top directory while it is read, so it is read until it is empty.
+        while names := os.listdir(directory):
+            for name in names:
+                self._remove(directory, name, depth)
+            if depth:
+                return
+
+    def _remove(self, directory: int, name: str, depth: int) -> None:
+        self._entries += 1
+        if self._entries > _MAX_ENTRIES:
+            raise UnsafePath(f"more than {_MAX_ENTRIES} entries to remove")
+        try:
+            os.unlink(name, dir_fd=directory)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.EPERM):
+                raise
+        else:
+            return
+        if depth >= _MAX_DEPTH:
+            moved = f".deep-{secrets.token_hex(8)}"
+            os.rename(name, moved, src_dir_fd=directory, dst_dir_fd=self._top)
+            return
+        child = os.open(name, _DIRECTORY_FLAGS, dir_fd=directory)
+        try:
+            if os.fstat(child).st_dev != self._device:
+                raise UnsafePath(f"{name} is on another file system")
+            self.empty(child, depth + 1)
+        finally:
+            os.close(child)
+        os.rmdir(name, dir_fd=directory)
+
+
+def _write_all(descriptor: int, content: bytes) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view) :]

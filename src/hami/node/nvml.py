@@ -1,0 +1,271 @@
+"""NVML behind our own Protocol: one session, opened on demand and again after it was lost.
+
+Every method blocks (call it in a thread) and raises :class:`NvmlError`. A simulated driver stands in at the level of
+``libnvidia-ml.so.1``, so the tests use this very module.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol, TypeVar
+
+import pynvml
+
+from hami.node.errors import NvmlError, NvmlNotSupported
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+LIBRARY_FOLDERS: Final = (
+    "usr/lib64",
+    "usr/lib/x86_64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu",
+    "lib64",
+    "lib/x86_64-linux-gnu",
+    "lib/aarch64-linux-gnu",
+)
+LIBRARY: Final = "libnvidia-ml.so.1"
+_GONE: Final = frozenset(
+    {
+        pynvml.NVML_ERROR_UNINITIALIZED,
+        pynvml.NVML_ERROR_GPU_IS_LOST,
+        pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        pynvml.NVML_ERROR_UNKNOWN,
+        pynvml.NVML_ERROR_RESET_REQUIRED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuIdentity:
+    """What does not change while the driver is loaded. ``bus_id`` as NVML writes it (``00000000:3B:00.0``)."""
+
+    index: int
+    uuid: str
+    name: str
+    bus_id: str
+    minor: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuMemory:
+    """Bytes of device memory."""
+
+    total: int
+    used: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuUtilization:
+    """Percent 0..100 of the last sample period."""
+
+    gpu: int
+    memory: int
+
+
+@dataclass(frozen=True, slots=True)
+class XidEvent:
+    """One XID of a card; ``uuid`` is empty where NVML did not say which card it was."""
+
+    uuid: str
+    xid: int
+
+
+class Nvml(Protocol):
+    """What the node components ask of NVML."""
+
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        """All cards, by index."""
+        ...
+
+    def memory(self, gpu: GpuIdentity) -> GpuMemory:
+        """Memory of a card; raises :class:`NvmlNotSupported` on unified-memory cards."""
+        ...
+
+    def utilization(self, gpu: GpuIdentity) -> GpuUtilization:
+        """Utilisation of a card."""
+        ...
+
+    def close(self) -> None:
+        """End the session; a later call opens a new one."""
+        ...
+
+
+class EventSource(Protocol):
+    """XID events of cards."""
+
+    def wait(self, timeout_s: float) -> XidEvent | None:
+        """The next event, None after ``timeout_s`` seconds."""
+        ...
+
+    def close(self) -> None:
+        """Give the event set back."""
+        ...
+
+
+def resolve_library(driver_root: str) -> str:
+    """Path of NVML below the driver root as mounted in this container, else the bare soname."""
+    if driver_root not in ("", "/"):
+        for folder in LIBRARY_FOLDERS:
+            candidate = Path(driver_root, folder, LIBRARY)
+            if candidate.is_file():
+                return str(candidate)
+    return LIBRARY
+
+
+class NvmlSession:
+    """:class:`Nvml` on nvidia-ml-py; safe to use from several threads."""
+
+    def __init__(self, library: str = LIBRARY) -> None:
+        self._library = library
+        self._lock = threading.RLock()
+        self._open = False
+
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        return self._call("list GPUs", self._gpus)
+
+    def memory(self, gpu: GpuIdentity) -> GpuMemory:
+        def query() -> GpuMemory:
+            info = pynvml.nvmlDeviceGetMemoryInfo(self._handle(gpu))
+            return GpuMemory(int(info.total), int(info.used))
+
+        return self._call(f"read the memory of GPU {gpu.index}", query)
+
+    def utilization(self, gpu: GpuIdentity) -> GpuUtilization:
+        def query() -> GpuUtilization:
+            rates = pynvml.nvmlDeviceGetUtilizationRates(self._handle(gpu))
+            return GpuUtilization(int(rates.gpu), int(rates.memory))
+
+        return self._call(f"read the utilisation of GPU {gpu.index}", query)
+
+    def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
+        """A source of XID events of ``gpus``, and the UUIDs of those that cannot be watched at all.
+
+        A card that does not support events is watched by nothing but is not reported either.
+        """
+        return self._call("watch for XID events", lambda: self._watch(gpus))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._open:
+                self._open = False
+                with contextlib.suppress(pynvml.NVMLError):
+                    pynvml.nvmlShutdown()
+
+    def _gpus(self) -> tuple[GpuIdentity, ...]:
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            found.append(self._identity(index, pynvml.nvmlDeviceGetHandleByIndex(index)))
+        return tuple(found)
+
+    def _identity(self, index: int, handle: Any) -> GpuIdentity:
+        return GpuIdentity(
+            index,
+            _text(pynvml.nvmlDeviceGetUUID(handle)),
+            _text(pynvml.nvmlDeviceGetName(handle)),
+            _optional(lambda: _text(pynvml.nvmlDeviceGetPciInfo(handle).busId), ""),
+            _optional(lambda: int(pynvml.nvmlDeviceGetMinorNumber(handle)), index),
+        )
+
+    def _watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
+        wanted = (
+            pynvml.nvmlEventTypeXidCriticalError
+            | pynvml.nvmlEventTypeDoubleBitEccError
+            | pynvml.nvmlEventTypeSingleBitEccError
+        )
+        events = pynvml.nvmlEventSetCreate()
+        unwatched = []
+        for gpu in gpus:
+            try:
+                handle = self._handle(gpu)
+                supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+                pynvml.nvmlDeviceRegisterEvents(handle, wanted & supported, events)
+            except pynvml.NVMLError as error:
+                if error.value == pynvml.NVML_ERROR_NOT_SUPPORTED:
+                    log.warning("health.not_supported", extra={"gpu": gpu.uuid})
+                else:
+                    unwatched.append(gpu.uuid)
+        return _NvmlEvents(events), tuple(unwatched)
+
+    def _handle(self, gpu: GpuIdentity) -> Any:
+        return pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid.encode())
+
+    def _call(self, what: str, query: Callable[[], T]) -> T:
+        with self._lock:
+            self._ensure_open()
+            try:
+                return query()
+            except pynvml.NVMLError as error:
+                if error.value in _GONE:
+                    self.close()
+                raise _typed(what, error) from error
+
+    def _ensure_open(self) -> None:
+        if self._open:
+            return
+        try:
+            if self._library != LIBRARY:
+                # The soname is then known to the loader, and nvidia-ml-py gets this very file.
+                ctypes.CDLL(self._library, mode=ctypes.RTLD_GLOBAL)
+            pynvml.nvmlInit()
+        except pynvml.NVMLError as error:
+            raise _typed("initialise NVML", error) from error
+        except OSError as error:
+            raise NvmlError(f"cannot load {self._library}: {error}") from error
+        self._open = True
+
+
+class _NvmlEvents:
+    def __init__(self, events: Any) -> None:
+        self._events = events
+
+    def wait(self, timeout_s: float) -> XidEvent | None:
+        try:
+            data = pynvml.nvmlEventSetWait_v2(self._events, int(timeout_s * 1000))
+        except pynvml.NVMLError as error:
+            if error.value == pynvml.NVML_ERROR_TIMEOUT:
+                return None
+            raise _typed("wait for XID events", error) from error
+        if data.eventType != pynvml.nvmlEventTypeXidCriticalError:
+            log.info("health.other_event", extra={"type": int(data.eventType)})
+            return None
+        uuid = _optional(lambda: _text(pynvml.nvmlDeviceGetUUID(data.device)), "")
+        return XidEvent(uuid, int(data.eventData))
+
+    def close(self) -> None:
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlEventSetFree(self._events)
+
+
+def numa_node(bus_id: str, sysfs: str = "/sys") -> int:
+    """NUMA node of a PCI device; 0 when unknown. One leading ``0000`` of NVML's eight-digit domain is removed."""
+    name = bus_id.lower()
+    if name.startswith("0000") and name.index(":") == 8:
+        name = name[4:]
+    try:
+        return max(int(Path(sysfs, "bus/pci/devices", name, "numa_node").read_text()), 0)
+    except (OSError, ValueError):
+        return 0
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
+
+
+def _optional(query: Callable[[], T], default: T) -> T:
+    try:
+        return query()
+    except pynvml.NVMLError:
+        return default
+
+
+def _typed(what: str, error: pynvml.NVMLError) -> NvmlError:
+    code = int(error.value)
+    kind = NvmlNotSupported if code == pynvml.NVML_ERROR_NOT_SUPPORTED else NvmlError
+    return kind(f"cannot {what}: {error}", code)

@@ -1,0 +1,338 @@
+"""One Allocate call after the other: find the pod, prepare files, answer, mark, release the lock (mode ``lock``)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hami.kube.errors import ApiError, KubeError, NotFound
+from hami.node.cluster import Cluster
+from hami.node.config import Settings
+from hami.node.errors import AllocateError, NoBindingPod, UnsafePath
+from hami.node.lock import LockReleaser
+from hami.node.paths import HostPaths
+from hami.node.plugin.answer import (
+    Answer,
+    Delivery,
+    build_answer,
+    cache_path,
+    control_disabled,
+    limits_table,
+    reserved_variables,
+)
+from hami.node.plugin.checkpoint import Checkpoint, CheckpointError, Entry, checkpoint_devices
+from hami.node.plugin.pending import Popped, failure, find_pod, remaining, take
+from hami.node.plugin.preferred import Choice, align, preferred_for_containers
+from hami.node.plugin.workspace import Workspace
+from hami.protocol.allocation import Slot, is_consumed
+from hami.protocol.errors import ProtocolError
+from hami.protocol.keys import NODE_LOCK
+from hami.protocol.views import Pod
+
+LOOKUP_LIMIT_S: Final = 8.0
+REPEAT_S: Final = 120.0
+REPEATS_KEPT: Final = 64
+_RETRY_S: Final = 0.2
+
+log = logging.getLogger(__name__)
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    pod: Pod
+    answers: tuple[Answer, ...]
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """One container of a call, decided: its devices in final order and the table of its limits."""
+
+    popped: Popped
+    devices: Slot
+    entry: Entry
+    is_new: bool
+
+
+class Allocator:
+    """Answers Allocate and GetPreferredAllocation; one allocation at a time per process.
+
+    An allocation that has begun is finished even if kubelet hangs up: its answer is then kept for a repeated call.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        workspace: Workspace,
+        paths: HostPaths,
+        lock: LockReleaser,
+        *,
+        lock_timeout_s: float = 300.0,
+        clock: Callable[[], float] = time.time,
+        new_name: Callable[[], str] = lambda: str(uuid.uuid4()),
+    ) -> None:
+        self._cluster = cluster
+        self._workspace = workspace
+        self._paths = paths
+        self._lock = lock
+        self._lock_timeout_s = lock_timeout_s
+        self._clock = clock
+        self._new_name = new_name
+        self._serial = asyncio.Lock()
+        self._checkpoint = Checkpoint()
+        self._recent: OrderedDict[tuple[tuple[str, ...], ...], _Given] = OrderedDict()
+        self._running: set[asyncio.Task[tuple[Answer, ...]]] = set()
+
+    async def restore(self) -> None:
+        """At start: read the checkpoint, drop pods that are gone and write the limits files of the others again.
+
+        Raises :class:`KubeError` when the pods cannot be listed; nothing is dropped then.
+        """
+        async with self._serial:
+            try:
+                self._checkpoint = await asyncio.to_thread(self._workspace.load_checkpoint)
+            except (CheckpointError, UnsafePath) as error:
+                kept = await asyncio.to_thread(self._workspace.set_aside_checkpoint)
+                log.error("checkpoint.unreadable", extra={"cause": str(error), "kept_as": kept})
+                self._cluster.node_event("Warning", "HAMiCheckpointUnreadable", f"{error}; kept as {kept}")
+            alive = {pod.uid for pod in await self._cluster.pods()}
+            await asyncio.to_thread(self._restore_files, alive)
+
+    async def prune(self) -> None:
+        """Forget the checkpoint entries of pods that are gone."""
+        async with self._serial:
+            alive = {pod.uid for pod in await self._cluster.pods()}
+            if self._checkpoint.retain(alive):
+                await asyncio.to_thread(self._workspace.save_checkpoint, self._checkpoint)
+
+    async def allocate(
+        self, requests: Sequence[Sequence[str]], settings: Settings, delivery: Delivery
+    ) -> tuple[Answer, ...]:
+        """Answers in request order; ``requests`` are the device ids per container.
+
+        Raises :class:`NoBindingPod` (nothing was written) or :class:`AllocateError` (the pod is marked as failed).
+        """
+        task = asyncio.create_task(self._allocate(requests, settings, delivery))
+        self._running.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    async def preferred(self, choices: Sequence[Choice]) -> tuple[tuple[str, ...], ...]:
+        """Preferred ids per container; empty whenever the pod or its allocation is not known."""
+        try:
+            pod = await self._find([choice.size for choice in choices])
+            entries = [slot for slot in remaining(pod) if slot]
+        except (NoBindingPod, AllocateError) as error:
+            log.info("preferred.none", extra={"cause": str(error)})
+            return ()
+        return preferred_for_containers(choices, entries)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for allocations that have begun, at most ``timeout_s``."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
+    def _finished(self, task: asyncio.Task[tuple[Answer, ...]]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # somebody may have hung up; then nobody else retrieves it
+
+    async def _allocate(
+        self, requests: Sequence[Sequence[str]], settings: Settings, delivery: Delivery
+    ) -> tuple[Answer, ...]:
+        if not requests or not all(requests):
+            raise AllocateError("an Allocate call needs at least one device id per container")
+        async with self._serial:
+            key = tuple(tuple(sorted(ids)) for ids in requests)
+            repeated = await self._repeated(key)
+            if repeated is not None:
+                return repeated
+            pod = await self._find([len(ids) for ids in requests])
+            jobs: list[_Job] = []
+            try:
+                answers = await self._answer(pod, requests, settings, delivery, jobs)
+            except Exception as error:
+                await self._fail(pod, error, jobs)
+                if isinstance(error, AllocateError):
+                    raise
+                raise AllocateError(str(error) or type(error).__name__) from error
+            self._remember(key, _Given(pod, answers, self._clock()))
+            return answers
+
+    async def _answer(
+        self,
+        pod: Pod,
+        requests: Sequence[Sequence[str]],
+        settings: Settings,
+        delivery: Delivery,
+        jobs: list[_Job],
+    ) -> tuple[Answer, ...]:
+        taken = take(pod, [len(ids) for ids in requests])
+        for ids, popped in zip(requests, taken.containers, strict=True):
+            devices = align(popped.devices, ids) if settings.preferred_allocation else popped.devices
+            jobs.append(self._decide(pod, popped, devices, settings, delivery))
+        for job in jobs:
+            self._judge_environment(pod, job, settings)
+        answers = await asyncio.to_thread(self._prepare, pod, jobs, settings, delivery)
+        await self._cluster.annotate_pod(pod, taken.annotations)
+        if taken.is_last:
+            await self._lock.release(pod)
+        log.info(
+            "allocate.answered",
+            extra={
+                "pod": f"{pod.namespace}/{pod.name}",
+                "containers": [job.popped.container.name for job in jobs],
+                "last": taken.is_last,
+            },
+        )
+        return answers
+
+    def _decide(
+        self, pod: Pod, popped: Popped, devices: Slot, settings: Settings, delivery: Delivery
+    ) -> _Job:
+        container = popped.container
+        cache = cache_path(self._paths, self._new_name())
+        fresh = Entry(
+            pod.uid,
+            pod.namespace,
+            pod.name,
+            container.name,
+            checkpoint_devices(devices),
+            limits_table(devices, container, settings, cache, delivery),
+        )
+        first = self._checkpoint.get(pod.uid, container.name)
+        if first is not None and first.devices != fresh.devices:
+            raise AllocateError(
+                f"container {container.name} was given {first.devices} first, its annotation now says {fresh.devices}"
+            )
+        return _Job(popped, devices, first or fresh, first is None)
+
+    def _judge_environment(self, pod: Pod, job: _Job, settings: Settings) -> None:
+        names = reserved_variables(job.popped.container, job.entry.limits)
+        if not names or settings.reserved_env == "ignore":
+            return
+        text = f"container {job.entry.container} sets variables of the device limits itself: {', '.join(names)}"
+        if settings.reserved_env == "deny":
+            raise AllocateError(text)
+        self._cluster.pod_event(pod, "Warning", "HAMiReservedEnv", text)
+
+    def _prepare(
+        self, pod: Pod, jobs: Sequence[_Job], settings: Settings, delivery: Delivery
+    ) -> tuple[Answer, ...]:
+        """Files of all containers, in a thread; nothing is answered unless everything is in place."""
+        workspace = self._workspace
+        workspace.prepare_lock_parent()
+        answers = []
+        for job in jobs:
+            container = job.popped.container
+            workspace.make_cache_directory(pod.uid, container.name)
+            if delivery.limits_file:
+                workspace.write_limits(pod.uid, container.name, job.entry.limits)
+                workspace.check_limits(pod.uid, container.name)
+            files = workspace.find_sources(preload=not control_disabled(container))
+            answers.append(
+                build_answer(
+                    job.devices,
+                    container,
+                    pod.uid,
+                    job.entry.limits,
+                    settings,
+                    self._paths,
+                    files,
+                    delivery,
+                )
+            )
+        for job in jobs:
+            self._checkpoint.add(job.entry)
+        workspace.save_checkpoint(self._checkpoint)
+        return tuple(answers)
+
+    async def _fail(self, pod: Pod, error: Exception, jobs: Sequence[_Job]) -> None:
+        reason = str(error) or type(error).__name__
+        log.error(
+            "allocate.failed",
+            extra={"pod": f"{pod.namespace}/{pod.name}", "cause": reason},
+            exc_info=None if isinstance(error, AllocateError | UnsafePath | KubeError | OSError) else error,
+        )
+        try:
+            await self._cluster.annotate_pod(pod, failure(reason))
+        except KubeError as patch_error:
+            log.error("allocate.mark_failed", extra={"cause": str(patch_error)})
+        await self._lock.release(pod)
+        self._cluster.pod_event(pod, "Warning", "AllocateFailed", reason)
+        try:
+            await asyncio.to_thread(self._discard, jobs)
+        except (OSError, UnsafePath) as cleanup_error:
+            log.error("allocate.cleanup_failed", extra={"cause": str(cleanup_error)})
+
+    def _discard(self, jobs: Sequence[_Job]) -> None:
+        created = [job for job in jobs if job.is_new]
+        for job in created:
+            self._checkpoint.forget(*job.entry.key)
+        if created:
+            self._workspace.save_checkpoint(self._checkpoint)
+        for job in created:
+            self._workspace.discard(*job.entry.key)
+
+    async def _find(self, wanted: Sequence[int]) -> Pod:
+        """The pod of a call, with retries of API errors, in at most :data:`LOOKUP_LIMIT_S` seconds."""
+        last: Exception | None = None
+        try:
+            async with asyncio.timeout(LOOKUP_LIMIT_S):
+                while True:
+                    try:
+                        node, pods = await asyncio.gather(self._cluster.node(), self._cluster.pods())
+                        break
+                    except (KubeError, ProtocolError) as error:
+                        if isinstance(error, ApiError) and error.status < 500 and error.status != 429:
+                            raise AllocateError(f"cannot look up the binding pod: {error}") from error
+                        last = error
+                    await asyncio.sleep(_RETRY_S)
+        except TimeoutError as error:
+            raise AllocateError(f"cannot look up the binding pod: {last or 'no answer'}") from error
+        lock = node.annotations.get(NODE_LOCK)
+        return find_pod(
+            self._cluster.node_name, lock, pods, self._clock(), wanted, self._lock_timeout_s
+        )
+
+    async def _repeated(self, key: tuple[tuple[str, ...], ...]) -> tuple[Answer, ...] | None:
+        """The answer that was given to this very call before, if its pod still waits for it.
+
+        A pod with something left is not asked about again: an app container may reuse the ids of an init container.
+        """
+        given = self._recent.get(key)
+        if given is None or self._clock() - given.at > REPEAT_S:
+            return None
+        try:
+            pod = await self._cluster.pod(given.pod.namespace, given.pod.name)
+        except NotFound:
+            return None
+        except (KubeError, ProtocolError) as error:
+            raise AllocateError(f"cannot read pod {given.pod.namespace}/{given.pod.name}: {error}") from error
+        if pod.uid != given.pod.uid or pod.phase != "Pending" or pod.is_terminating:
+            return None
+        if not is_consumed(remaining(pod)):
+            return None
+        log.info("allocate.repeated", extra={"pod": f"{pod.namespace}/{pod.name}"})
+        return given.answers
+
+    def _remember(self, key: tuple[tuple[str, ...], ...], given: _Given) -> None:
+        self._recent[key] = given
+        self._recent.move_to_end(key)
+        while len(self._recent) > REPEATS_KEPT:
+            self._recent.popitem(last=False)
+
+    def _restore_files(self, alive: set[str]) -> None:
+        dropped = self._checkpoint.retain(alive)
+        for entry in self._checkpoint.entries:
+            try:
+                self._workspace.write_limits(entry.pod_uid, entry.container, entry.limits)
+            except (OSError, UnsafePath) as error:
+                log.error("limits.restore_failed", extra={"pod": entry.pod, "cause": str(error)})
+        if dropped:
+            self._workspace.save_checkpoint(self._checkpoint)
