@@ -1,0 +1,36 @@
+"""Fixtures of the integration tests: a running embedded API server per test."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from hami.local.apiserver import ApiServer
+
+
+@pytest.fixture
+async def embedded_api() -> AsyncIterator[ApiServer]:
+    """A running API server on a free loopback port; bookmarks come five times a second."""
+    server = ApiServer(bookmark_interval_s=0.2)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@pytest.fixture
+def kubeconfig(embedded_api: ApiServer, tmp_path: Path) -> Path:
+    """A kubeconfig file for ``embedded_api``."""
+    path = tmp_path / "kubeconfig"
+    embedded_api.write_kubeconfig(path)
+    return path
+
+
+@pytest.fixture
+def kubectl() -> str | None:
+    """The path of kubectl, None on a machine without it: tests then make its requests themselves."""
+    return shutil.which("kubectl")
