@@ -24,7 +24,10 @@ def load(text: str, error: type[ProtocolError], what: str) -> Any:
 
 
 def in_known_case(members: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
-    """``members`` without nulls and unknown keys, keys as in ``names`` (lower case -> wanted); the last of a key wins."""
+    """``members`` with keys as in ``names`` (lower case -> wanted), without nulls and unknown keys.
+
+    The last of equal keys wins.
+    """
     result: dict[str, Any] = {}
     for key, value in members.items():
         name = names.get(key.lower())

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from hami.protocol.errors import ObjectError
+from hami.protocol.views import MAX_OBJECT_BYTES, decode
 
-class AdmissionRequest(msgspec.Struct, frozen=True):
-    """One admission request; ``object`` is the plain decoded object (patches are computed on it)."""
 
-    uid: str
-    operation: str
-    namespace: str
-    name: str
-    object: dict[str, Any]
-    dry_run: bool = False
+class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
+    """One admission request; ``object`` is the plain decoded object, on which patches are computed."""
+
+    uid: str = ""
+    operation: str = ""
+    namespace: str = ""
+    name: str = ""
+    object: dict[str, Any] | None = None
+    dry_run: bool | None = None
 
 
 class AdmissionAnswer(msgspec.Struct, frozen=True):
@@ -29,11 +33,28 @@ class AdmissionAnswer(msgspec.Struct, frozen=True):
     warnings: Sequence[str] = ()
 
 
-def decode_review(body: bytes) -> AdmissionRequest:
-    """The request of a review. Raises :class:`ObjectError`."""
-    ...
+class _Review(msgspec.Struct, frozen=True):
+    request: AdmissionRequest | None = None
+
+
+def decode_review(body: bytes, max_bytes: int = MAX_OBJECT_BYTES) -> AdmissionRequest:
+    """The request of a review. Raises :class:`ObjectError`, also when the review holds no request."""
+    request = decode(body, _Review, max_bytes).request
+    if request is None:
+        raise ObjectError("admission review without a request")
+    return request
 
 
 def encode_review(uid: str, answer: AdmissionAnswer) -> bytes:
     """Body of the answer to the request with ``uid``."""
-    ...
+    response: dict[str, Any] = {"uid": uid, "allowed": answer.allowed}
+    if answer.message or answer.code:
+        response["status"] = {"code": answer.code or 200, "message": answer.message}
+    if answer.patch:
+        response["patchType"] = "JSONPatch"
+        response["patch"] = base64.b64encode(msgspec.json.encode(answer.patch)).decode()
+    if answer.warnings:
+        response["warnings"] = list(answer.warnings)
+    return msgspec.json.encode(
+        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
+    )

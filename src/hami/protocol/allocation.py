@@ -1,8 +1,7 @@
 """Device assignments of a pod as annotation text (WIRE, protocol.md §8).
 
-``<pod> := { <container> ";" }``, ``<container> := { <device> ":" }``, ``<device> := uuid "," type "," MiB "," core``.
-Containers are slots: all init containers in spec order, then all regular containers. An empty slot is kept, because
-positions matter.
+A pod is ``{ <container> ";" }``, a container ``{ <device> ":" }``, a device ``uuid,type,memory MiB,core``. Containers
+are slots: all init containers in spec order, then all regular ones. An empty slot is kept: positions matter.
 """
 
 from __future__ import annotations
@@ -13,12 +12,11 @@ from typing import Any, Final
 
 import msgspec
 
+from hami.protocol._json import MAX_TEXT
 from hami.protocol.errors import AllocationError
 
 INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
-MAX_TEXT: Final = 256 * 1024
-"""Kubernetes limits all annotations of one object to 256 KiB."""
 
 NO_CUSTOM: Final[Mapping[str, Any]] = MappingProxyType({})
 
@@ -27,8 +25,8 @@ class ContainerDevice(msgspec.Struct, frozen=True, gc=False):
     """One allocated device of one container.
 
     ``usedmem`` is MiB, ``usedcores`` percent (AMD: compute units, AWS: a bit mask). ``index``, ``custom`` and
-    ``payload`` are not on the wire: ``index`` is the card's index on the node, ``custom`` its registered extras,
-    ``payload`` the vendor's own part of the allocation (a MIG slice).
+    ``payload`` are not on the wire: ``index`` is the card's index on the node, ``custom`` its registered
+    extras, ``payload`` the vendor's own part of the allocation (a MIG slice).
     """
 
     uuid: str
@@ -50,8 +48,8 @@ Allocation = tuple[Slot, ...]
 def encode_allocation(allocation: Sequence[Sequence[ContainerDevice]]) -> str:
     """Text of ``allocation``; every slot ends with ``;``, so the number of ``;`` is the number of slots.
 
-    Raises :class:`AllocationError` for ids or types that hold ``,``, ``:`` or ``;`` or an empty id, and for numbers
-    outside int32.
+    Raises :class:`AllocationError` for ids or types that hold ``,``, ``:`` or ``;`` or an empty id, and for
+    numbers outside int32.
     """
     return "".join(_encode_slot(position, slot) for position, slot in enumerate(allocation))
 
@@ -59,10 +57,10 @@ def encode_allocation(allocation: Sequence[Sequence[ContainerDevice]]) -> str:
 def decode_allocation(text: str) -> Allocation:
     """Slots of an allocation text, without the empty tail behind the last ``;``.
 
-    Empty slots are kept in place; pieces without ``,`` and pieces with an empty id are dropped; fields beyond the
-    fourth are ignored. A value may hold fewer slots than the pod has containers (plugins that rewrite the
-    to-allocate key drop empty ones) or more (HAMi's plugin adds one per write); see :func:`fit_slots`.
-    Raises :class:`AllocationError` when a piece has fewer than four fields, or memory or core is not an int32.
+    Empty slots are kept in place; pieces without ``,`` and pieces with an empty id are dropped; fields beyond
+    the fourth are ignored. A value may hold fewer slots than the pod has containers (plugins that rewrite the
+    to-allocate key drop empty ones) or more (HAMi's plugin adds one per write); see :func:`fit_slots`. Raises
+    :class:`AllocationError` when a piece has fewer than four fields, or memory or core is not an int32.
     """
     if len(text) > MAX_TEXT:
         raise AllocationError(f"allocation text of {len(text)} characters is over the limit of {MAX_TEXT}")

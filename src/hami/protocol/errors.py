@@ -56,9 +56,9 @@ class RegistrationError(ProtocolError):
     """Base of the two ways in which a node's device registration gives no devices."""
 
 
-class DevicesAbsent(RegistrationError):
+class DevicesAbsent(RegistrationError):  # noqa: N818 - the name says what is the case
     """No register source, or an empty one (``[]``, ``:``): the vendor is dropped from the node."""
 
 
-class DevicesMalformed(RegistrationError):
+class DevicesMalformed(RegistrationError):  # noqa: N818 - the name says what is the case
     """The register source is unusable as a whole: the last good devices stay, an event is raised."""

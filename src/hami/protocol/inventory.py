@@ -1,8 +1,9 @@
 """A node's device inventory as annotation text: the JSON form and both CSV forms (WIRE, protocol.md §3).
 
-Two layers. ``read_json`` and ``read_csv`` give the devices as they are written. ``decode_json`` and ``decode_csv`` give
-what a vendor may use: ids present and unique, impossible sizes unhealthy, and an error of its own kind for "no devices"
-and for "unusable". One bad piece costs that piece only (decisions, rows 46 and 47).
+Two layers. ``read_json`` and ``read_csv`` give the devices as they are written. ``decode_json`` and
+``decode_csv`` give what a vendor may use: ids present and unique, impossible sizes unhealthy, and an error of
+its own kind for "no devices" and for "unusable". One bad piece costs that piece only (decisions, rows 46 and
+47).
 """
 
 from __future__ import annotations
@@ -49,9 +50,9 @@ class MigProfile(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMB", 
 class DeviceInfo(msgspec.Struct, frozen=True):
     """One card as its node registered it.
 
-    ``count`` slots, ``devmem`` MiB, ``devcore`` percent (AMD: compute units, Mthreads: sixteenths), ``numa`` 0 when
-    unknown. ``mode`` is ``hami-core``, ``mig`` or ``mps`` (NVIDIA). ``vendor`` is the common word of the vendor
-    under which the card is stored; ``custom`` is the vendor's own extras, never written to.
+    ``count`` slots, ``devmem`` MiB, ``devcore`` percent (AMD: compute units, Mthreads: sixteenths), ``numa``
+    0 when unknown. ``mode`` is ``hami-core``, ``mig`` or ``mps`` (NVIDIA). ``vendor`` is the common word of
+    the vendor under which the card is stored; ``custom`` is the vendor's own extras, never written to.
     """
 
     id: str
@@ -97,14 +98,14 @@ _PROFILE_NAMES: Final = _json.known_names(MigProfile)
 _PLACEMENT_NAMES: Final = _json.known_names(MigPlacement)
 
 
-# --- what a vendor may use -------------------------------------------------------------------------------------
+# --- what a vendor may use ----------------------------------------------------------------------------------
 
 
 def decode_json(text: str, vendor: str) -> Inventory:
     """Usable devices of a JSON registration text, stored under ``vendor``.
 
-    Raises :class:`DevicesAbsent` for ``[]``, :class:`DevicesMalformed` when the text is no JSON array or has entries
-    but not one good one.
+    Raises :class:`DevicesAbsent` for ``[]``, :class:`DevicesMalformed` when the text is no JSON array or has
+    entries but not one good one.
     """
     plain = _json.load(text, DevicesMalformed, "device registration")
     if plain is None:
@@ -113,14 +114,18 @@ def decode_json(text: str, vendor: str) -> Inventory:
 
 
 def decode_csv(text: str, vendor: str) -> Inventory:
-    """Usable devices of a comma/colon registration text; errors as :func:`decode_json` (``:`` is the empty list)."""
+    """Usable devices of a comma/colon registration text; errors as :func:`decode_json` (``:`` is the empty
+    list).
+    """
     return usable(read_csv(text), vendor)
 
 
 def usable(written: Inventory, vendor: str) -> Inventory:
-    """The devices of ``written`` that can be used: with an id of their own, impossible sizes marked unhealthy.
+    """The devices of ``written`` that can be used: with an id of their own, impossible sizes marked
+    unhealthy.
 
-    Raises :class:`DevicesAbsent` when nothing was written, :class:`DevicesMalformed` when nothing usable is left.
+    Raises :class:`DevicesAbsent` when nothing was written, :class:`DevicesMalformed` when nothing usable is
+    left.
     """
     if not written.devices:
         raise DevicesAbsent("no devices registered")
@@ -141,7 +146,7 @@ def usable(written: Inventory, vendor: str) -> Inventory:
     return Inventory(tuple(good.values()), tuple(warnings))
 
 
-# --- as written ------------------------------------------------------------------------------------------------
+# --- as written ---------------------------------------------------------------------------------------------
 
 
 def read_json(text: str) -> Inventory:
@@ -157,9 +162,9 @@ def read_json(text: str) -> Inventory:
 def read_csv(text: str) -> Inventory:
     """Devices of a comma/colon registration text as written; only separators give none.
 
-    Nothing is trimmed. A piece has seven fields (``id,count,devmem,devcore,type,numa,health``: index is the position,
-    dropped pieces counted, mode ``hami-core``) or nine (plus ``index,mode``). Raises :class:`DevicesMalformed` when
-    there is no ``:`` at all or no good piece.
+    Nothing is trimmed. A piece has seven fields (``id,count,devmem,devcore,type,numa,health``: index is the
+    position, dropped pieces counted, mode ``hami-core``) or nine (plus ``index,mode``). Raises
+    :class:`DevicesMalformed` when there is no ``:`` at all or no good piece.
     """
     if len(text) > _json.MAX_TEXT:
         raise DevicesMalformed(f"device registration of {len(text)} characters is too long")
@@ -270,11 +275,12 @@ def _integer(text: str, name: str) -> int:
     return number
 
 
-# --- writing ---------------------------------------------------------------------------------------------------
+# --- writing ------------------------------------------------------------------------------------------------
 
 
 def encode_json(devices: Iterable[DeviceInfo]) -> str:
-    """Compact JSON registration text as the NVIDIA plugin writes it: sorted by index then id, zero values omitted.
+    """Compact JSON registration text as the NVIDIA plugin writes it: sorted by index then id, zero values
+    omitted.
 
     ``vendor`` and ``custom`` are not written. ``<``, ``>`` and ``&`` are escaped as Go does.
     """

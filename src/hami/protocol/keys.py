@@ -1,7 +1,7 @@
 """Every annotation key, label, resource word and environment name that travels between components, once.
 
-Keys that exist per vendor are in :data:`VENDOR_KEYS`; keys that depend on a configured chip (Ascend, Iluvatar)
-come from :func:`ascend_keys` and :func:`iluvatar_keys`. All keys are case sensitive.
+Keys that exist per vendor are in :data:`VENDOR_KEYS`; keys that depend on a configured chip (Ascend,
+Iluvatar) come from :func:`ascend_keys` and :func:`iluvatar_keys`. All keys are case sensitive.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-# --- pods: written by the scheduler (inside the Binding) -------------------------------------------------------
+# --- pods: written by the scheduler (inside the Binding) ----------------------------------------------------
 
 ASSIGNED_NODE: Final = "hami.io/vgpu-node"
 ASSIGNED_TIME: Final = "hami.io/vgpu-time"
@@ -25,13 +25,13 @@ BIND_ALLOCATING: Final = "allocating"
 BIND_SUCCESS: Final = "success"
 BIND_FAILED: Final = "failed"
 
-# --- pods: written by the node plugin or by the scheduler later ------------------------------------------------
+# --- pods: written by the node plugin or by the scheduler later ---------------------------------------------
 
 ALLOCATE_ERROR: Final = "hami.io/allocate-error"
 REQUEUE: Final = "hami.io/requeue"
 AMD_CU_ALLOCATED: Final = "hami.io/amd-cu-allocated"
 
-# --- pods: written by users ------------------------------------------------------------------------------------
+# --- pods: written by users ---------------------------------------------------------------------------------
 
 NODE_POLICY: Final = "hami.io/node-scheduler-policy"
 CARD_POLICY: Final = "hami.io/gpu-scheduler-policy"
@@ -43,7 +43,7 @@ NVIDIA_NO_USE_UUID: Final = "nvidia.com/nouse-gpuuuid"
 NVIDIA_MODE: Final = "nvidia.com/vgpu-mode"
 NVIDIA_NUMA_BIND: Final = "nvidia.com/numa-bind"
 
-# --- pods: labels ----------------------------------------------------------------------------------------------
+# --- pods: labels -------------------------------------------------------------------------------------------
 
 WEBHOOK_LABEL: Final = "hami.io/webhook"
 WEBHOOK_IGNORE: Final = "ignore"
@@ -54,7 +54,7 @@ ROLE_FOLLOWER: Final = "follower"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 COMPONENT_SCHEDULER: Final = "hami-scheduler"
 
-# --- nodes -----------------------------------------------------------------------------------------------------
+# --- nodes --------------------------------------------------------------------------------------------------
 
 NODE_LOCK: Final = "hami.io/mutex.lock"
 CAMBRICON_LOCK: Final = "cambricon.com/dsmlu.lock"
@@ -62,7 +62,7 @@ DEVICE_CORDON: Final = "hami.io/device-cordon"
 NVIDIA_PAIR_SCORES: Final = "hami.io/node-nvidia-score"
 INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
 
-# --- environment of containers ---------------------------------------------------------------------------------
+# --- environment of containers ------------------------------------------------------------------------------
 
 ENV_VISIBLE_DEVICES: Final = "NVIDIA_VISIBLE_DEVICES"
 ENV_VISIBLE_NONE: Final = "none"
@@ -91,7 +91,7 @@ ENV_IMEX_CHANNELS: Final = "NVIDIA_IMEX_CHANNELS"
 ENV_ASCEND_VISIBLE_DEVICES: Final = "ASCEND_VISIBLE_DEVICES"
 ENV_ILUVATAR_CONTAINER_NAME: Final = "SOL_CONTINER_NAME"  # sic, this is what its runtime reads
 
-# --- environment of our own processes --------------------------------------------------------------------------
+# --- environment of our own processes -----------------------------------------------------------------------
 
 ENV_NODELOCK_EXPIRE: Final = "HAMI_NODELOCK_EXPIRE"
 ENV_NODE_NAME: Final = "NODE_NAME"
@@ -112,7 +112,7 @@ def sm_limit_env(position: int) -> str:
     return f"{ENV_SM_LIMIT}_{position}"
 
 
-# --- vendors ---------------------------------------------------------------------------------------------------
+# --- vendors ------------------------------------------------------------------------------------------------
 
 
 class VendorKeys(msgspec.Struct, frozen=True):
@@ -222,7 +222,9 @@ def ascend_keys(common_word: str) -> VendorKeys:
 
 
 def iluvatar_keys(common_word: str) -> VendorKeys:
-    """Keys of one configured Iluvatar chip, for example ``MR-V100``. The word order of the register key differs."""
+    """Keys of one configured Iluvatar chip, for example ``MR-V100``. The word order of the register key
+    differs.
+    """
     return VendorKeys(
         common_word,
         f"hami.io/{common_word}-devices-allocated",
@@ -263,7 +265,8 @@ VENDOR_EXTRA_KEYS: Final[frozenset[str]] = frozenset(
         "predicate-time",
     }
 )
-"""Keys that the scheduler writes for third-party plugins besides the two allocation keys (protocol.md §6.1)."""
+"""Keys that the scheduler writes for third-party plugins besides the two allocation keys (protocol.md §6.1).
+"""
 
 
 def protected_annotations(vendors: Mapping[str, VendorKeys]) -> frozenset[str]:

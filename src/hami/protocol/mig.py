@@ -32,7 +32,8 @@ class MigReservation(
 ):
     """One reserved MIG slice: slot position, position inside the slot, parent card, profile and placement.
 
-    The last three members are set by the plugin, all together, when the instance exists; 0 is a legal instance id.
+    The last three members are set by the plugin, all together, when the instance exists; 0 is a legal
+    instance id.
     """
 
     container_index: _Position
@@ -64,8 +65,8 @@ _ABSENT: Final[dict[str, Any]] = {
 def decode_mig_reservations(text: str) -> tuple[MigReservation, ...]:
     """Reservations of an annotation value; ``""``, ``[]`` and ``null`` mean none.
 
-    Raises :class:`MigReservationError`, which rejects the whole value: an element is incomplete, has only some of the
-    three runtime members, or shares container and device index with another.
+    Raises :class:`MigReservationError`, which rejects the whole value: an element is incomplete, has only
+    some of the three runtime members, or shares container and device index with another.
     """
     if not text:
         return ()
@@ -80,7 +81,9 @@ def decode_mig_reservations(text: str) -> tuple[MigReservation, ...]:
 
 
 def encode_mig_reservations(reservations: Sequence[MigReservation]) -> str:
-    """Annotation value of ``reservations``; ``[]`` for none. Raises :class:`MigReservationError` as the decoder."""
+    """Annotation value of ``reservations``; ``[]`` for none. Raises :class:`MigReservationError` as the
+    decoder.
+    """
     _check(reservations)
     return msgspec.json.encode(reservations).decode()
 

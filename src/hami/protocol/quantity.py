@@ -1,8 +1,8 @@
 """Kubernetes quantities: two readings and the canonical form (vendors/README.md R2).
 
-A quantity is a decimal number with a decimal suffix (``500m``, ``1.5k``), a decimal exponent (``2e3``) or a binary
-suffix (``16Gi``). The API server stores the canonical form; what did not pass through it (files, dry runs) is made
-canonical first and read then, so that the answer never depends on the spelling.
+A quantity is a decimal number with a decimal suffix (``500m``, ``1.5k``), a decimal exponent (``2e3``) or a
+binary suffix (``16Gi``). The API server stores the canonical form; what did not pass through it (files, dry
+runs) is made canonical first and read then, so that the answer never depends on the spelling.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _BINARY_SUFFIX: Final = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
 def as_int64(quantity: Quantity) -> tuple[int, bool]:
     """``(value, True)`` when the text is an integer form whose value fits int64, else ``(0, False)``.
 
-    Integer forms: decimal exponent or suffix minus the digits after the point is at least 0, or a binary suffix and
-    no digits after the point. Raises :class:`QuantityError` when it is no quantity at all.
+    Integer forms: decimal exponent or suffix minus the digits after the point is at least 0, or a binary
+    suffix and no digits after the point. Raises :class:`QuantityError` when it is no quantity at all.
     """
     number = _parse(_text(quantity))
     if number.scale < 0 or (number.shift and number.part_digits):
@@ -48,7 +48,7 @@ def as_int64(quantity: Quantity) -> tuple[int, bool]:
 
 
 def value(quantity: Quantity) -> int:
-    """The quantity as an integer, rounded up away from zero and cut to int64. Raises :class:`QuantityError`."""
+    """The quantity as an integer, rounded away from zero and cut to int64. Raises :class:`QuantityError`."""
     number = _parse(_text(quantity))
     return max(INT64_MIN, min(INT64_MAX, _rounded(number, 0)))
 
@@ -57,8 +57,8 @@ def value(quantity: Quantity) -> int:
 def canonical(quantity: Quantity) -> str:
     """The text the API server would write: at most nano precision, the largest suffix without a fraction.
 
-    A binary suffix stays binary unless the value is a fraction or below 1024; an exponent stays an exponent. Raises
-    :class:`QuantityError`.
+    A binary suffix stays binary unless the value is a fraction or below 1024; an exponent stays an exponent.
+    Raises :class:`QuantityError`.
     """
     number = _parse(_text(quantity))
     if number.shift:
@@ -109,7 +109,7 @@ def _rounded(number: _Number, exponent: int) -> int:
     """The number in units of ``10**exponent``, rounded away from zero."""
     magnitude = abs(number.digits) << number.shift
     power = number.scale - exponent
-    magnitude = magnitude * 10**power if power >= 0 else -(-magnitude // 10**-power)
+    magnitude = magnitude * int(10**power) if power >= 0 else -(-magnitude // int(10**-power))
     return magnitude if number.digits >= 0 else -magnitude
 
 

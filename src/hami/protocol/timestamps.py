@@ -1,6 +1,7 @@
 """Times on the wire: RFC 3339 (locks, leases, metadata) and the handshake forms.
 
-Times are Unix seconds; every time we write is UTC (decisions, row 19). Decoders raise :class:`TimestampError` only.
+Times are Unix seconds; every time we write is UTC (decisions, row 19). Decoders raise :class:`TimestampError`
+only.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def is_skewed(written: float, now: float) -> bool:
 def age(written: float, first_seen: float, now: float) -> float:
     """Age in seconds of a time written by somebody else and first seen by us at ``first_seen``.
 
-    The larger of both views, so that a writer in another zone or a reader that was away cannot make it younger; by
-    first sight alone when the written time is skewed. Never negative.
+    The larger of both views, so that a writer in another zone or a reader that was away cannot make it
+    younger; by first sight alone when the written time is skewed. Never negative.
     """
     by_sight = now - first_seen
     if is_skewed(written, now):

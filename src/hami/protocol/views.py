@@ -1,11 +1,11 @@
 """Typed views of the Kubernetes objects we read, with only the members we use.
 
-Views are for reading. Objects that must come back whole stay as they came: pods in the webhook are plain dicts, nodes
-of a dry run are :class:`msgspec.Raw` (decisions, row 41). Members may be absent or null in what the API server sends;
-the properties hide that: ``pod.annotations`` is always a mapping.
+Views are for reading. Objects that must come back whole stay as they came: pods in the webhook are plain
+dicts, nodes of a dry run are :class:`msgspec.Raw` (decisions, row 41). Members may be absent or null in what
+the API server sends; the properties hide that: ``pod.annotations`` is always a mapping.
 
-Every decoder takes bytes up to a stated size and raises :class:`~hami.protocol.errors.ObjectError`, whose ``path``
-names the offending member, and nothing else.
+Every decoder takes bytes up to a stated size and raises :class:`~hami.protocol.errors.ObjectError`, whose
+``path`` names the offending member, and nothing else.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class View(msgspec.Struct, frozen=True, gc=False, rename="camel"):
     """Base of all views: immutable, camel case on the wire, outside the cyclic garbage collector."""
 
 
-# --- metadata --------------------------------------------------------------------------------------------------
+# --- metadata -----------------------------------------------------------------------------------------------
 
 
-class OwnerReference(View):
+class OwnerReference(View, frozen=True):
     """Who owns an object."""
 
     kind: str = ""
@@ -44,7 +44,7 @@ class OwnerReference(View):
     controller: bool | None = None
 
 
-class Metadata(View):
+class Metadata(View, frozen=True):
     """The part of ``metadata`` that we read."""
 
     name: str = ""
@@ -58,7 +58,7 @@ class Metadata(View):
     owner_references: list[OwnerReference] | None = None
 
 
-class ObjectView(View):
+class ObjectView(View, frozen=True):
     """An object with metadata."""
 
     metadata: Metadata = Metadata()
@@ -88,30 +88,30 @@ class ObjectView(View):
         return self.metadata.labels or _EMPTY
 
 
-# --- pods ------------------------------------------------------------------------------------------------------
+# --- pods ---------------------------------------------------------------------------------------------------
 
 
-class ResourceRequirements(View):
+class ResourceRequirements(View, frozen=True):
     """Limits and requests of one container, as written."""
 
     limits: dict[str, Quantity] | None = None
     requests: dict[str, Quantity] | None = None
 
 
-class EnvVar(View):
+class EnvVar(View, frozen=True):
     """One environment entry with a literal value; ``value`` is empty for ``valueFrom``."""
 
     name: str = ""
     value: str | None = None
 
 
-class SecurityContext(View):
+class SecurityContext(View, frozen=True):
     """The part of a container's security context that we read."""
 
     privileged: bool | None = None
 
 
-class Container(View):
+class Container(View, frozen=True):
     """One init or regular container."""
 
     name: str = ""
@@ -131,17 +131,17 @@ class Container(View):
 
     @property
     def is_sidecar(self) -> bool:
-        """Whether an *init* container is a native sidecar (it keeps running beside the regular containers)."""
+        """Whether an *init* container is a native sidecar (it runs beside the regular containers)."""
         return self.restart_policy == "Always"
 
 
-class SchedulingGroup(View):
+class SchedulingGroup(View, frozen=True):
     """``spec.schedulingGroup``."""
 
     pod_group_name: str | None = None
 
 
-class PodSpec(View):
+class PodSpec(View, frozen=True):
     """The part of a pod's spec that we read."""
 
     node_name: str | None = None
@@ -154,14 +154,14 @@ class PodSpec(View):
     runtime_class_name: str | None = None
 
 
-class Terminated(View):
+class Terminated(View, frozen=True):
     """How a container ended."""
 
     exit_code: int = 0
     reason: str | None = None
 
 
-class ContainerState(View):
+class ContainerState(View, frozen=True):
     """State of a container; only one member is set."""
 
     terminated: Terminated | None = None
@@ -169,7 +169,7 @@ class ContainerState(View):
     waiting: dict[str, str | None] | None = None
 
 
-class ContainerStatus(View):
+class ContainerStatus(View, frozen=True):
     """Status of one container. ``container_id`` is ``<runtime>://<id>`` or empty."""
 
     name: str = ""
@@ -178,7 +178,7 @@ class ContainerStatus(View):
     restart_count: int = 0
 
 
-class PodCondition(View):
+class PodCondition(View, frozen=True):
     """One condition of a pod."""
 
     type: str = ""
@@ -187,7 +187,7 @@ class PodCondition(View):
     message: str | None = None
 
 
-class PodStatus(View):
+class PodStatus(View, frozen=True):
     """The part of a pod's status that we read."""
 
     phase: str | None = None
@@ -197,7 +197,7 @@ class PodStatus(View):
     conditions: list[PodCondition] | None = None
 
 
-class Pod(ObjectView):
+class Pod(ObjectView, frozen=True):
     """A pod."""
 
     spec: PodSpec = PodSpec()
@@ -236,23 +236,23 @@ class Pod(ObjectView):
         return [*self.init_containers, *self.containers]
 
 
-# --- nodes -----------------------------------------------------------------------------------------------------
+# --- nodes --------------------------------------------------------------------------------------------------
 
 
-class NodeCondition(View):
+class NodeCondition(View, frozen=True):
     """One condition of a node."""
 
     type: str = ""
     status: str = ""
 
 
-class NodeSpec(View):
+class NodeSpec(View, frozen=True):
     """The part of a node's spec that we read."""
 
     unschedulable: bool | None = None
 
 
-class NodeStatus(View):
+class NodeStatus(View, frozen=True):
     """The part of a node's status that we read."""
 
     capacity: dict[str, Quantity] | None = None
@@ -260,7 +260,7 @@ class NodeStatus(View):
     conditions: list[NodeCondition] | None = None
 
 
-class Node(ObjectView):
+class Node(ObjectView, frozen=True):
     """A node."""
 
     spec: NodeSpec = NodeSpec()
@@ -275,16 +275,16 @@ class Node(ObjectView):
         return self.status.allocatable or _NO_QUANTITIES
 
 
-# --- other kinds -----------------------------------------------------------------------------------------------
+# --- other kinds --------------------------------------------------------------------------------------------
 
 
-class ResourceQuotaSpec(View):
+class ResourceQuotaSpec(View, frozen=True):
     """Hard limits of a quota."""
 
     hard: dict[str, Quantity] | None = None
 
 
-class ResourceQuota(ObjectView):
+class ResourceQuota(ObjectView, frozen=True):
     """A resource quota."""
 
     spec: ResourceQuotaSpec = ResourceQuotaSpec()
@@ -294,7 +294,7 @@ class ResourceQuota(ObjectView):
         return self.spec.hard or _NO_QUANTITIES
 
 
-class LeaseSpec(View):
+class LeaseSpec(View, frozen=True):
     """A lease's holder and times (RFC 3339 with microseconds)."""
 
     holder_identity: str | None = None
@@ -304,13 +304,13 @@ class LeaseSpec(View):
     lease_transitions: int | None = None
 
 
-class Lease(ObjectView):
+class Lease(ObjectView, frozen=True):
     """A coordination lease."""
 
     spec: LeaseSpec = LeaseSpec()
 
 
-class ObjectReference(View):
+class ObjectReference(View, frozen=True):
     """A reference to an object."""
 
     kind: str = ""
@@ -319,14 +319,14 @@ class ObjectReference(View):
     uid: str = ""
 
 
-class EventSource(View):
+class EventSource(View, frozen=True):
     """Who reported an event."""
 
     component: str | None = None
     host: str | None = None
 
 
-class Event(ObjectView):
+class Event(ObjectView, frozen=True):
     """A core/v1 event."""
 
     involved_object: ObjectReference = ObjectReference()
@@ -339,16 +339,16 @@ class Event(ObjectView):
     last_timestamp: str | None = None
 
 
-class Binding(ObjectView):
+class Binding(ObjectView, frozen=True):
     """A pod binding: the annotations and labels to merge into the pod, and the node."""
 
     target: ObjectReference = ObjectReference()
 
 
-# --- lists and watches -----------------------------------------------------------------------------------------
+# --- lists and watches --------------------------------------------------------------------------------------
 
 
-class ListMetadata(View):
+class ListMetadata(View, frozen=True):
     """Where a list stands; ``continue_token`` is set while more pages follow."""
 
     resource_version: str = ""
@@ -356,35 +356,37 @@ class ListMetadata(View):
     remaining_item_count: int | None = None
 
 
-class RawList(View):
+class RawList(View, frozen=True):
     """One page of a list with undecoded items."""
 
     metadata: ListMetadata = ListMetadata()
     items: list[msgspec.Raw] | None = None
 
 
-class PodList(View):
+class PodList(View, frozen=True):
     """One page of pods."""
 
     metadata: ListMetadata = ListMetadata()
     items: list[Pod] | None = None
 
 
-class NodeList(View):
+class NodeList(View, frozen=True):
     """One page of nodes."""
 
     metadata: ListMetadata = ListMetadata()
     items: list[Node] | None = None
 
 
-class WatchEvent(View):
-    """One line of a watch: ``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``, and the undecoded object."""
+class WatchEvent(View, frozen=True):
+    """One line of a watch: ``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``, and the undecoded
+    object.
+    """
 
     type: str
     object: msgspec.Raw
 
 
-class Status(View):
+class Status(View, frozen=True):
     """The API server's answer to a refused request."""
 
     status: str = ""
@@ -393,7 +395,7 @@ class Status(View):
     code: int | None = None
 
 
-# --- decoding --------------------------------------------------------------------------------------------------
+# --- decoding -----------------------------------------------------------------------------------------------
 
 
 def decode(
