@@ -1,7 +1,8 @@
 """Device assignments of a pod as annotation text (WIRE, protocol.md §8).
 
-A pod is ``{ <container> ";" }``, a container ``{ <device> ":" }``, a device ``uuid,type,memory MiB,core``. Containers
-are slots: all init containers in spec order, then all regular ones. An empty slot is kept: positions matter.
+A pod is ``{ <container> ";" }``, a container ``{ <device> ":" }``, a device ``uuid,type,memory MiB,core``.
+Containers are slots: all init containers in spec order, then all regular ones. An empty slot is kept:
+positions matter.
 """
 
 from __future__ import annotations

@@ -131,7 +131,8 @@ class Contention(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Given up; ``message`` is the last error. ``written`` is a lock text whose patch has an unknown outcome."""
+    """Given up; ``message`` is the last error. ``written`` is a lock text whose patch has an unknown outcome.
+    """
 
     message: str
     written: str = ""
@@ -195,8 +196,9 @@ class Phase(Enum):
 class LockState(msgspec.Struct, frozen=True):
     """Where a run stands. ``sight`` is what the caller should remember about the lock it last saw.
 
-    ``text`` and ``resource_version`` are the last read, ``wanted`` is the text to write, ``unsettled`` that text
-    once a patch with it has failed, ``stale`` a text already judged to be nobody's, ``attempt`` counts failures.
+    ``text`` and ``resource_version`` are the last read, ``wanted`` is the text to write, ``unsettled`` that
+    text once a patch with it has failed, ``stale`` a text already judged to be nobody's, ``attempt`` counts
+    failures.
     """
 
     phase: Phase = Phase.READING

@@ -50,7 +50,7 @@ def as_int64(quantity: Quantity) -> tuple[int, bool]:
 def value(quantity: Quantity) -> int:
     """The quantity as an integer, rounded away from zero and cut to int64. Raises :class:`QuantityError`."""
     number = _parse(_text(quantity))
-    return max(INT64_MIN, min(INT64_MAX, _rounded(number, 0)))
+    return max(-INT64_MAX, min(INT64_MAX, _rounded(number, 0)))
 
 
 @lru_cache(maxsize=4096)
