@@ -1,1 +1,3 @@
-"""What runs on a GPU node: the kubelet device plugin and the monitor, and what both need (NVML, safe files)."""
+"""What runs on a GPU node: the kubelet device plugin and the monitor, and what both need (NVML, safe
+files).
+"""

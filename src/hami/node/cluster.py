@@ -1,4 +1,6 @@
-"""What the node components ask of the API server, behind one Protocol, and its implementation on ``hami.kube``."""
+"""What the node components ask of the API server, behind one Protocol, and its implementation on
+``hami.kube``.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +40,7 @@ class Cluster(Protocol):
         """Merge annotations into that very pod (by UID); None removes a key."""
         ...
 
-    async def annotate_node(
-        self, annotations: Mapping[str, str | None], resource_version: str = ""
-    ) -> None:
+    async def annotate_node(self, annotations: Mapping[str, str | None], resource_version: str = "") -> None:
         """Merge annotations into this node; with ``resource_version`` only if it has not changed since."""
         ...
 
@@ -86,9 +86,7 @@ class KubeCluster:
             timeout_s=_TIMEOUT_S,
         )
 
-    async def annotate_node(
-        self, annotations: Mapping[str, str | None], resource_version: str = ""
-    ) -> None:
+    async def annotate_node(self, annotations: Mapping[str, str | None], resource_version: str = "") -> None:
         await patch_metadata(
             self._client,
             NODES,

@@ -1,7 +1,9 @@
-"""Settings of the node plugin: device-config.yaml (``nvidia`` block), config.json of the node, explicit flags.
+"""Settings of the node plugin: device-config.yaml (``nvidia`` block), config.json of the node, explicit
+flags.
 
-Everything here is pure: bytes and values in, one immutable :class:`Settings` out. Precedence: an explicitly given flag
-or environment variable, then config.json, then device-config.yaml, then the defaults (device-plugin.md §2, §3).
+Everything here is pure: bytes and values in, one immutable :class:`Settings` out. Precedence: an
+explicitly given flag or environment variable, then config.json, then device-config.yaml, then the defaults
+(device-plugin.md §2, §3).
 """
 
 from __future__ import annotations
@@ -107,9 +109,11 @@ class Overrides:
 
 
 def parse_device_config(text: bytes) -> NvidiaConfig:
-    """The ``nvidia`` block of device-config.yaml. Raises :class:`SettingsError` naming the key and the reason.
+    """The ``nvidia`` block of device-config.yaml. Raises :class:`SettingsError` naming the key and the
+    reason.
 
-    The file may also carry ``version`` (``v1`` or absent) for NVIDIA's own plugin; any other version is an error.
+    The file may also carry ``version`` (``v1`` or absent) for NVIDIA's own plugin; any other version is an
+    error.
     """
     document = _yaml_mapping(text)
     version = document.get("version", "v1")
@@ -130,7 +134,8 @@ def parse_device_config(text: bytes) -> NvidiaConfig:
 def parse_node_overrides(text: bytes, node_name: str) -> tuple[NodeOverride, ...]:
     """The entries of config.json for ``node_name``, in order. Key names match case-insensitively.
 
-    Raises :class:`SettingsError` for anything but the schema, an unknown operating mode and values out of range.
+    Raises :class:`SettingsError` for anything but the schema, an unknown operating mode and values out of
+    range.
     """
     try:
         document = msgspec.json.decode(text)

@@ -21,15 +21,17 @@ class NvmlError(NodeError):
         self.code = code
 
 
-class NvmlNotSupported(NvmlError):
+class NvmlUnsupportedError(NvmlError):
     """The card does not have what was asked for (unified memory, MIG)."""
 
 
-class UnsafePath(NodeError):
-    """A path on the host is not what it must be (a symlink, another owner, another type); nothing was changed."""
+class UnsafePathError(NodeError):
+    """A path on the host is not what it must be (a symlink, another owner, another type); nothing was
+    changed.
+    """
 
 
-class NoBindingPod(NodeError):
+class NoBindingPodError(NodeError):
     """No pod on this node waits for devices; nothing is known that could be marked as failed."""
 
 

@@ -1,6 +1,7 @@
 """Descriptor-based file work for a privileged process: no symlink is followed, files change by rename.
 
-A directory is opened once and judged on its descriptor; everything in it is reached relative to that descriptor.
+A directory is opened once and judged on its descriptor; everything in it is reached relative to that
+descriptor.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from hami.node.errors import UnsafePath
+from hami.node.errors import UnsafePathError
 
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH: Final = 40
@@ -25,18 +26,19 @@ _MAX_ENTRIES: Final = 1_000_000
 def open_directory(path: str | Path, owner: int | None = None) -> Iterator[int]:
     """A descriptor of the directory ``path``, whose last component is not a symlink.
 
-    With ``owner`` it must belong to that UID. Raises :class:`UnsafePath`, and ``FileNotFoundError`` if absent.
+    With ``owner`` it must belong to that UID. Raises :class:`UnsafePathError`, and ``FileNotFoundError`` if
+    absent.
     """
     try:
         descriptor = os.open(path, _DIRECTORY_FLAGS)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise UnsafePath(f"{path} is not a directory") from error
+            raise UnsafePathError(f"{path} is not a directory") from error
         raise
     try:
         found = os.fstat(descriptor).st_uid
         if owner is not None and found != owner:
-            raise UnsafePath(f"{path} belongs to UID {found}, expected {owner}")
+            raise UnsafePathError(f"{path} belongs to UID {found}, expected {owner}")
         yield descriptor
     finally:
         os.close(descriptor)
@@ -45,7 +47,7 @@ def open_directory(path: str | Path, owner: int | None = None) -> Iterator[int]:
 def ensure_directory(path: str, mode: int, owner: int) -> None:
     """Make ``path`` and missing parents (parents 0755); the last component is a real directory of ``owner``.
 
-    The mode is set even if the directory exists. Raises :class:`UnsafePath` or ``OSError``.
+    The mode is set even if the directory exists. Raises :class:`UnsafePathError` or ``OSError``.
     """
     Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
@@ -56,13 +58,13 @@ def ensure_directory(path: str, mode: int, owner: int) -> None:
 
 
 def require_regular(path: str) -> None:
-    """Check, without following a symlink, that ``path`` is a regular file. Raises :class:`UnsafePath`."""
+    """Check, without following a symlink, that ``path`` is a regular file (:class:`UnsafePathError`)."""
     try:
         mode = os.lstat(path).st_mode
     except OSError as error:
-        raise UnsafePath(f"{path} is not a regular file: {error.strerror or error}") from error
+        raise UnsafePathError(f"{path} is not a regular file: {error.strerror or error}") from error
     if not stat.S_ISREG(mode):
-        raise UnsafePath(f"{path} is not a regular file: it is a {kind_name(mode)}")
+        raise UnsafePathError(f"{path} is not a regular file: it is a {kind_name(mode)}")
 
 
 def kind_name(mode: int) -> str:
@@ -102,19 +104,17 @@ def replace_file(directory: int, name: str, content: bytes, mode: int) -> None:
 def rewrite_file(directory: int, name: str, content: bytes) -> None:
     """Change an existing regular file in place, so that bind mounts of it see the change.
 
-    Raises ``FileNotFoundError``, :class:`UnsafePath` for anything but a regular file, or ``OSError``.
+    Raises ``FileNotFoundError``, :class:`UnsafePathError` for anything but a regular file, or ``OSError``.
     """
     try:
-        descriptor = os.open(
-            name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory
-        )
+        descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise UnsafePath(f"{name} is not a regular file") from error
+            raise UnsafePathError(f"{name} is not a regular file") from error
         raise
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnsafePath(f"{name} is not a regular file")
+            raise UnsafePathError(f"{name} is not a regular file")
         if os.pread(descriptor, len(content) + 1, 0) != content:
             os.pwrite(descriptor, content, 0)
             os.ftruncate(descriptor, len(content))
@@ -125,25 +125,25 @@ def rewrite_file(directory: int, name: str, content: bytes) -> None:
 def read_regular(path: str, max_bytes: int) -> bytes:
     """The whole regular file ``path``, not through a symlink.
 
-    Raises :class:`UnsafePath` when it is something else or longer than ``max_bytes``, or ``OSError``.
+    Raises :class:`UnsafePathError` when it is something else or longer than ``max_bytes``, or ``OSError``.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UnsafePath(f"{path} is not a regular file: it is a symlink") from error
+            raise UnsafePathError(f"{path} is not a regular file: it is a symlink") from error
         raise
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise UnsafePath(f"{path} is not a regular file: it is a {kind_name(found.st_mode)}")
+            raise UnsafePathError(f"{path} is not a regular file: it is a {kind_name(found.st_mode)}")
         pieces = bytearray()
         while len(pieces) <= max_bytes:
             piece = os.read(descriptor, min(1 << 20, max_bytes + 1 - len(pieces)))
             if not piece:
                 return bytes(pieces)
             pieces += piece
-        raise UnsafePath(f"{path} is longer than {max_bytes} bytes")
+        raise UnsafePathError(f"{path} is longer than {max_bytes} bytes")
     finally:
         os.close(descriptor)
 
@@ -152,7 +152,7 @@ def remove_tree(parent: int, name: str) -> None:
     """Remove ``name`` in the directory descriptor ``parent``, with everything in it; absent is fine.
 
     No symlink is followed and no other file system is entered. Any depth is handled with a bounded number of
-    descriptors: a deep directory is moved up first. Raises ``OSError`` or :class:`UnsafePath`.
+    descriptors: a deep directory is moved up first. Raises ``OSError`` or :class:`UnsafePathError`.
     """
     try:
         top = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
@@ -177,7 +177,8 @@ class _Remover:
         self._entries = 0
 
     def empty(self, directory: int, depth: int) -> None:
-        # Entries that were moved up appear in the top directory while it is read, so it is read until it is empty.
+        # Entries that were moved up appear in the top directory while it is read, so it is read until it
+        # is empty.
         while names := os.listdir(directory):
             for name in names:
                 self._remove(directory, name, depth)
@@ -187,7 +188,7 @@ class _Remover:
     def _remove(self, directory: int, name: str, depth: int) -> None:
         self._entries += 1
         if self._entries > _MAX_ENTRIES:
-            raise UnsafePath(f"more than {_MAX_ENTRIES} entries to remove")
+            raise UnsafePathError(f"more than {_MAX_ENTRIES} entries to remove")
         try:
             os.unlink(name, dir_fd=directory)
         except FileNotFoundError:
@@ -204,7 +205,7 @@ class _Remover:
         child = os.open(name, _DIRECTORY_FLAGS, dir_fd=directory)
         try:
             if os.fstat(child).st_dev != self._device:
-                raise UnsafePath(f"{name} is on another file system")
+                raise UnsafePathError(f"{name} is on another file system")
             self.empty(child, depth + 1)
         finally:
             os.close(child)

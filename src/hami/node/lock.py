@@ -56,7 +56,7 @@ class LockReleaser:
                     event = Slept()
                 case _:
                     reason = action.message if isinstance(action, Failed) else repr(action)
-                    log.error("lock.release_failed", extra={"cause": reason})
+                    log.warning("lock.release_failed", extra={"cause": reason})
                     return False
             state, actions = machine.step(state, event, time.time())
 

@@ -1,7 +1,7 @@
 """NVML behind our own Protocol: one session, opened on demand and again after it was lost.
 
-Every method blocks (call it in a thread) and raises :class:`NvmlError`. A simulated driver stands in at the level of
-``libnvidia-ml.so.1``, so the tests use this very module.
+Every method blocks (call it in a thread) and raises :class:`NvmlError`. A simulated driver stands in at
+the level of ``libnvidia-ml.so.1``, so the tests use this very module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import pynvml
 
-from hami.node.errors import NvmlError, NvmlNotSupported
+from hami.node.errors import NvmlError, NvmlUnsupportedError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -44,7 +44,9 @@ _GONE: Final = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """What does not change while the driver is loaded. ``bus_id`` as NVML writes it (``00000000:3B:00.0``)."""
+    """What does not change while the driver is loaded. ``bus_id`` as NVML writes it
+    (``00000000:3B:00.0``).
+    """
 
     index: int
     uuid: str
@@ -85,7 +87,7 @@ class Nvml(Protocol):
         ...
 
     def memory(self, gpu: GpuIdentity) -> GpuMemory:
-        """Memory of a card; raises :class:`NvmlNotSupported` on unified-memory cards."""
+        """Memory of a card; raises :class:`NvmlUnsupportedError` on unified-memory cards."""
         ...
 
     def utilization(self, gpu: GpuIdentity) -> GpuUtilization:
@@ -244,7 +246,9 @@ class _NvmlEvents:
 
 
 def numa_node(bus_id: str, sysfs: str = "/sys") -> int:
-    """NUMA node of a PCI device; 0 when unknown. One leading ``0000`` of NVML's eight-digit domain is removed."""
+    """NUMA node of a PCI device; 0 when unknown. One leading ``0000`` of NVML's eight-digit domain is
+    removed.
+    """
     name = bus_id.lower()
     if name.startswith("0000") and name.index(":") == 8:
         name = name[4:]
@@ -267,5 +271,5 @@ def _optional(query: Callable[[], T], default: T) -> T:
 
 def _typed(what: str, error: pynvml.NVMLError) -> NvmlError:
     code = int(error.value)
-    kind = NvmlNotSupported if code == pynvml.NVML_ERROR_NOT_SUPPORTED else NvmlError
+    kind = NvmlUnsupportedError if code == pynvml.NVML_ERROR_NOT_SUPPORTED else NvmlError
     return kind(f"cannot {what}: {error}", code)

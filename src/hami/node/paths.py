@@ -1,7 +1,7 @@
 """Where things lie on the host and in a container.
 
-``--host-root DIR`` moves every host path below DIR and makes our own effective UID the trusted owner there, so that the
-demo and the tests need no root (decision 52). Paths inside a container never move.
+``--host-root DIR`` moves every host path below DIR and makes our own effective UID the trusted owner
+there, so that the demo and the tests need no root (decision 52). Paths inside a container never move.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ DEFAULT_HOOK_PATH: Final = "/usr/local"
 
 @dataclass(frozen=True, slots=True)
 class HostPaths:
-    """Paths of one plugin or monitor process. ``root`` is empty or an absolute directory without trailing slash.
+    """Paths of one plugin or monitor process. ``root`` is empty or an absolute directory without trailing
+    slash.
 
-    ``hook`` is HOOK_PATH as the device plugin has it (``/usr/local``), ``version`` that of the library it installs.
+    ``hook`` is HOOK_PATH as the device plugin has it (``/usr/local``), ``version`` that of the library it
+    installs.
     """
 
     root: str = ""
@@ -75,7 +77,9 @@ class HostPaths:
 
     @property
     def library_candidates(self) -> tuple[str, ...]:
-        """Host paths of the library, best first: our own layout, then HAMi's names (device-plugin.md §7.7, §12)."""
+        """Host paths of the library, best first: our own layout, then HAMi's names (device-plugin.md §7.7,
+        §12).
+        """
         names = (
             f"{self.vgpu}/lib/{self.version}/libvgpu.so",
             f"{self.vgpu}/libvgpu.so.{self.version}",
@@ -96,7 +100,8 @@ class HostPaths:
         inside = Path(os.path.realpath(self.root))
         if not Path(os.path.realpath(Path(socket).parent)).is_relative_to(inside):
             raise SettingsError(
-                f"--host-root {self.root} cannot be used with the kubelet socket {socket}: it lies outside of it"
+                f"--host-root {self.root} cannot be used with the kubelet socket {socket}: "
+                "it lies outside of it"
             )
         return socket
 

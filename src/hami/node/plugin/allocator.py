@@ -1,4 +1,6 @@
-"""One Allocate call after the other: find the pod, prepare files, answer, mark, release the lock (mode ``lock``)."""
+"""One Allocate call after the other: find the pod, prepare files, answer, mark, release the lock (mode
+``lock``).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import Final
 from hami.kube.errors import ApiError, KubeError, NotFound
 from hami.node.cluster import Cluster
 from hami.node.config import Settings
-from hami.node.errors import AllocateError, NoBindingPod, UnsafePath
+from hami.node.errors import AllocateError, NoBindingPodError, UnsafePathError
 from hami.node.lock import LockReleaser
 from hami.node.paths import HostPaths
 from hami.node.plugin.answer import (
@@ -42,6 +44,7 @@ _RETRY_S: Final = 0.2
 
 log = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True, slots=True)
 class _Given:
     pod: Pod
@@ -62,7 +65,8 @@ class _Job:
 class Allocator:
     """Answers Allocate and GetPreferredAllocation; one allocation at a time per process.
 
-    An allocation that has begun is finished even if kubelet hangs up: its answer is then kept for a repeated call.
+    An allocation that has begun is finished even if kubelet hangs up: its answer is then kept for a
+    repeated call.
     """
 
     def __init__(
@@ -89,16 +93,17 @@ class Allocator:
         self._running: set[asyncio.Task[tuple[Answer, ...]]] = set()
 
     async def restore(self) -> None:
-        """At start: read the checkpoint, drop pods that are gone and write the limits files of the others again.
+        """At start: read the checkpoint, drop pods that are gone and write the limits files of the others
+        again.
 
         Raises :class:`KubeError` when the pods cannot be listed; nothing is dropped then.
         """
         async with self._serial:
             try:
                 self._checkpoint = await asyncio.to_thread(self._workspace.load_checkpoint)
-            except (CheckpointError, UnsafePath) as error:
+            except (CheckpointError, UnsafePathError) as error:
                 kept = await asyncio.to_thread(self._workspace.set_aside_checkpoint)
-                log.error("checkpoint.unreadable", extra={"cause": str(error), "kept_as": kept})
+                log.warning("checkpoint.unreadable", extra={"cause": str(error), "kept_as": kept})
                 self._cluster.node_event("Warning", "HAMiCheckpointUnreadable", f"{error}; kept as {kept}")
             alive = {pod.uid for pod in await self._cluster.pods()}
             await asyncio.to_thread(self._restore_files, alive)
@@ -115,7 +120,8 @@ class Allocator:
     ) -> tuple[Answer, ...]:
         """Answers in request order; ``requests`` are the device ids per container.
 
-        Raises :class:`NoBindingPod` (nothing was written) or :class:`AllocateError` (the pod is marked as failed).
+        Raises :class:`NoBindingPodError` (nothing was written) or :class:`AllocateError` (the pod is marked
+        as failed).
         """
         task = asyncio.create_task(self._allocate(requests, settings, delivery))
         self._running.add(task)
@@ -127,7 +133,7 @@ class Allocator:
         try:
             pod = await self._find([choice.size for choice in choices])
             entries = [slot for slot in remaining(pod) if slot]
-        except (NoBindingPod, AllocateError) as error:
+        except (NoBindingPodError, AllocateError) as error:
             log.info("preferred.none", extra={"cause": str(error)})
             return ()
         return preferred_for_containers(choices, entries)
@@ -208,7 +214,8 @@ class Allocator:
         first = self._checkpoint.get(pod.uid, container.name)
         if first is not None and first.devices != fresh.devices:
             raise AllocateError(
-                f"container {container.name} was given {first.devices} first, its annotation now says {fresh.devices}"
+                f"container {container.name} was given {first.devices} first, "
+                f"its annotation now says {fresh.devices}"
             )
         return _Job(popped, devices, first or fresh, first is None)
 
@@ -216,7 +223,9 @@ class Allocator:
         names = reserved_variables(job.popped.container, job.entry.limits)
         if not names or settings.reserved_env == "ignore":
             return
-        text = f"container {job.entry.container} sets variables of the device limits itself: {', '.join(names)}"
+        text = (
+            f"container {job.entry.container} sets variables of the device limits itself: {', '.join(names)}"
+        )
         if settings.reserved_env == "deny":
             raise AllocateError(text)
         self._cluster.pod_event(pod, "Warning", "HAMiReservedEnv", text)
@@ -254,21 +263,23 @@ class Allocator:
 
     async def _fail(self, pod: Pod, error: Exception, jobs: Sequence[_Job]) -> None:
         reason = str(error) or type(error).__name__
-        log.error(
+        log.warning(
             "allocate.failed",
             extra={"pod": f"{pod.namespace}/{pod.name}", "cause": reason},
-            exc_info=None if isinstance(error, AllocateError | UnsafePath | KubeError | OSError) else error,
+            exc_info=None
+            if isinstance(error, AllocateError | UnsafePathError | KubeError | OSError)
+            else error,
         )
         try:
             await self._cluster.annotate_pod(pod, failure(reason))
         except KubeError as patch_error:
-            log.error("allocate.mark_failed", extra={"cause": str(patch_error)})
+            log.warning("allocate.mark_failed", extra={"cause": str(patch_error)})
         await self._lock.release(pod)
         self._cluster.pod_event(pod, "Warning", "AllocateFailed", reason)
         try:
             await asyncio.to_thread(self._discard, jobs)
-        except (OSError, UnsafePath) as cleanup_error:
-            log.error("allocate.cleanup_failed", extra={"cause": str(cleanup_error)})
+        except (OSError, UnsafePathError) as cleanup_error:
+            log.warning("allocate.cleanup_failed", extra={"cause": str(cleanup_error)})
 
     def _discard(self, jobs: Sequence[_Job]) -> None:
         created = [job for job in jobs if job.is_new]
@@ -296,14 +307,13 @@ class Allocator:
         except TimeoutError as error:
             raise AllocateError(f"cannot look up the binding pod: {last or 'no answer'}") from error
         lock = node.annotations.get(NODE_LOCK)
-        return find_pod(
-            self._cluster.node_name, lock, pods, self._clock(), wanted, self._lock_timeout_s
-        )
+        return find_pod(self._cluster.node_name, lock, pods, self._clock(), wanted, self._lock_timeout_s)
 
     async def _repeated(self, key: tuple[tuple[str, ...], ...]) -> tuple[Answer, ...] | None:
         """The answer that was given to this very call before, if its pod still waits for it.
 
-        A pod with something left is not asked about again: an app container may reuse the ids of an init container.
+        A pod with something left is not asked about again: an app container may reuse the ids of an init
+        container.
         """
         given = self._recent.get(key)
         if given is None or self._clock() - given.at > REPEAT_S:
@@ -332,7 +342,7 @@ class Allocator:
         for entry in self._checkpoint.entries:
             try:
                 self._workspace.write_limits(entry.pod_uid, entry.container, entry.limits)
-            except (OSError, UnsafePath) as error:
-                log.error("limits.restore_failed", extra={"pod": entry.pod, "cause": str(error)})
+            except (OSError, UnsafePathError) as error:
+                log.warning("limits.restore_failed", extra={"pod": entry.pod, "cause": str(error)})
         if dropped:
             self._workspace.save_checkpoint(self._checkpoint)

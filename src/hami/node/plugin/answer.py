@@ -62,8 +62,8 @@ class Delivery:
     """Choices of this plugin process that go into every answer.
 
     ``broker`` is the gate of the host PID broker; ``volume_mounts`` the device list strategy of that name;
-    ``extras`` environment switches (GDS, MOFED, GDRCopy); ``device_nodes`` what ``--pass-device-specs`` adds, by UUID
-    and for ``""`` the control nodes.
+    ``extras`` environment switches (GDS, MOFED, GDRCopy); ``device_nodes`` what ``--pass-device-specs``
+    adds, by UUID and for ``""`` the control nodes.
     """
 
     broker: bool = False
@@ -153,7 +153,9 @@ def build_answer(
 def integrate_broker(
     env: Mapping[str, str], mounts: Sequence[Mount], gate: bool, paths: HostPaths
 ) -> tuple[dict[str, str], list[Mount]]:
-    """Put the lock parent and, with the gate on, the broker into an answer (host-pid-broker.md §8). Idempotent."""
+    """Put the lock parent and, with the gate on, the broker into an answer (host-pid-broker.md §8).
+    Idempotent.
+    """
     result_env = {key: value for key, value in env.items() if key != keys.ENV_HOSTPID_BROKER}
     parent = Mount(LOCK_PARENT, paths.host(LOCK_PARENT), False)
     result = _canonical(mounts, parent)
@@ -169,9 +171,12 @@ def integrate_broker(
 
 
 def control_disabled(container: Container) -> bool:
-    """Whether the container's own ``CUDA_DISABLE_CONTROL`` has a true value (first one that is true counts)."""
+    """Whether the container's own ``CUDA_DISABLE_CONTROL`` has a true value (first one that is true
+    counts).
+    """
     return any(
-        entry.name == keys.ENV_DISABLE_CONTROL and (entry.value or "") in _TRUE for entry in container.env or ()
+        entry.name == keys.ENV_DISABLE_CONTROL and (entry.value or "") in _TRUE
+        for entry in container.env or ()
     )
 
 
@@ -219,7 +224,9 @@ def _priority(container: Container, resource: str) -> str:
 
 
 def _canonical(mounts: Sequence[Mount], wanted: Mount) -> list[Mount]:
-    """``mounts`` with exactly one entry for the target of ``wanted``: in the first one's place, else at the end."""
+    """``mounts`` with exactly one entry for the target of ``wanted``: in the first one's place, else at
+    the end.
+    """
     result: list[Mount] = []
     placed = False
     for mount in mounts:

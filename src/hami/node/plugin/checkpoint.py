@@ -1,4 +1,6 @@
-"""The first answer of each container, kept over restarts of the plugin (decisions 7 and 40). Pure codec and table."""
+"""The first answer of each container, kept over restarts of the plugin (decisions 7 and 40). Pure codec
+and table.
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ _UUID_DASHES = 5
 class Card:
     """One GPU as NVML shows it.
 
-    ``memory_bytes`` is None where NVML does not support the question (unified memory). ``numa`` is 0 when unknown.
-    ``healthy`` already contains the verdict of the health watcher and of failed NVML queries.
+    ``memory_bytes`` is None where NVML does not support the question (unified memory). ``numa`` is 0 when
+    unknown. ``healthy`` already contains the verdict of the health watcher and of failed NVML queries.
     """
 
     index: int
@@ -73,8 +73,9 @@ def registered_devices(
 ) -> tuple[tuple[DeviceInfo, ...], tuple[str, ...]]:
     """The node's registration and one line per card that had to be left out.
 
-    Memory is total / 2^20 truncated, times the memory scaling, truncated; cores are 100 times the core scaling,
-    rounded to the nearest percent. A card whose memory is unknown takes ``preConfiguredDeviceMemory`` or is left out.
+    Memory is total / 2^20 truncated, times the memory scaling, truncated; cores are 100 times the core
+    scaling, rounded to the nearest percent. A card whose memory is unknown takes
+    ``preConfiguredDeviceMemory`` or is left out.
     """
     devices: list[DeviceInfo] = []
     left_out: list[str] = []

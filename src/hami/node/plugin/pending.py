@@ -1,7 +1,9 @@
-"""Which pod and which containers an Allocate call is about, and what is left afterwards. Pure (protocol.md §8.1).
+"""Which pod and which containers an Allocate call is about, and what is left afterwards. Pure (protocol.md
+§8.1).
 
 The caller reads the node's lock annotation and the pods bound to the node; every decision is made here:
-:func:`find_pod`, then :func:`take` with the numbers of device ids that kubelet sent, then the texts to write back.
+:func:`find_pod`, then :func:`take` with the numbers of device ids that kubelet sent, then the texts to
+write back.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from hami.node.errors import AllocateError, NoBindingPod
+from hami.node.errors import AllocateError, NoBindingPodError
 from hami.protocol.allocation import (
     Allocation,
     Slot,
@@ -78,24 +80,30 @@ def find_pod(
 ) -> Pod:
     """The pod that kubelet is asking for.
 
-    ``pods`` are those bound to the node, ``lock`` is the node's lock annotation (None: absent), ``now`` Unix seconds,
-    ``wanted`` the numbers of device ids in the call (empty: not known). A good lock names the pod. Otherwise the pod
-    with the oldest bind time whose next containers match ``wanted``. Raises :class:`NoBindingPod`.
+    ``pods`` are those bound to the node, ``lock`` is the node's lock annotation (None: absent), ``now``
+    Unix seconds, ``wanted`` the numbers of device ids in the call (empty: not known). A good lock names
+    the pod. Otherwise the pod with the oldest bind time whose next containers match ``wanted``. Raises
+    :class:`NoBindingPodError`.
     """
     here = [pod for pod in pods if pod.node_name == node_name]
     owner = _lock_owner(lock, now, lock_timeout_s)
     if owner is not None:
         for pod in here:
-            if pod.namespace == owner.namespace and pod.name == owner.name and not holder_is_done(pod, node_name):
+            if (
+                pod.namespace == owner.namespace
+                and pod.name == owner.name
+                and not holder_is_done(pod, node_name)
+            ):
                 return pod
     waiting = [pod for pod in here if _waits(pod, node_name) and _matches(pod, wanted)]
     if not waiting:
-        raise NoBindingPod(f"no binding pod found on node {node_name}")
+        raise NoBindingPodError(f"no binding pod found on node {node_name}")
     return min(waiting, key=lambda pod: (_bind_time(pod, now), pod.namespace, pod.name))
 
 
 def take(pod: Pod, id_counts: Sequence[int]) -> Taken:
-    """Pop one non-empty slot of ``pod`` per container request; ``id_counts`` are the requests' numbers of ids.
+    """Pop one non-empty slot of ``pod`` per container request; ``id_counts`` are the requests' numbers of
+    ids.
 
     Raises :class:`AllocateError` with the text users search for; nothing is half taken.
     """
@@ -113,15 +121,15 @@ def take(pod: Pod, id_counts: Sequence[int]) -> Taken:
             raise AllocateError(f"container index {position} out of range [0, {len(slots)})")
         if len(devices) != count:
             raise AllocateError(
-                f"device number not matched: the allocation of container {slots[position].name} has {len(devices)}, "
-                f"kubelet asks for {count}"
+                f"device number not matched: the allocation of container {slots[position].name} "
+                f"has {len(devices)}, kubelet asks for {count}"
             )
         popped.append(Popped(position, slots[position], devices))
     return Taken(tuple(popped), _one_slot_per_container(left, len(slots)))
 
 
 def remaining(pod: Pod) -> Allocation:
-    """What is left to allocate for ``pod``. Raises :class:`AllocateError` when the annotation is absent or broken."""
+    """What is left to allocate for ``pod``; :class:`AllocateError` if the annotation is absent or broken."""
     text = pod.annotations.get(TO_ALLOCATE)
     if text is None:
         raise AllocateError(f"device request not found: the pod has no annotation {TO_ALLOCATE}")
@@ -132,7 +140,7 @@ def remaining(pod: Pod) -> Allocation:
 
 
 def next_count(pod: Pod) -> int:
-    """Number of devices of the next container of ``pod``, 0 when nothing is left. Errors as :func:`remaining`."""
+    """Number of devices of the next container, 0 when nothing is left; errors as :func:`remaining`."""
     return next((len(slot) for slot in remaining(pod) if slot), 0)
 
 
@@ -145,7 +153,9 @@ def _one_slot_per_container(left: Allocation, containers: int) -> Allocation:
     try:
         return fit_slots(left, containers)
     except AllocationError as error:
-        raise AllocateError(f"container index {len(left) - 1} out of range [0, {containers}): {error}") from error
+        raise AllocateError(
+            f"container index {len(left) - 1} out of range [0, {containers}): {error}"
+        ) from error
 
 
 def _lock_owner(lock: str | None, now: float, timeout_s: float) -> LockOwner | None:

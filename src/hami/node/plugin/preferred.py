@@ -42,8 +42,11 @@ def preferred_ids(choice: Choice, cards: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen) if len(chosen) == choice.size else ()
 
 
-def preferred_for_containers(choices: Sequence[Choice], entries: Iterable[Slot]) -> tuple[tuple[str, ...], ...]:
-    """Answer for each container of the call, at its position; ``entries`` are the pod's non-empty slots in order.
+def preferred_for_containers(
+    choices: Sequence[Choice], entries: Iterable[Slot]
+) -> tuple[tuple[str, ...], ...]:
+    """Answer for each container of the call, at its position; ``entries`` are the pod's non-empty slots in
+    order.
 
     A container without an answer is ``()``; nothing follows the last container with an answer.
     """
@@ -59,8 +62,8 @@ def preferred_for_containers(choices: Sequence[Choice], entries: Iterable[Slot])
 def align(slot: Slot, device_ids: Sequence[str]) -> Slot:
     """``slot`` in kubelet's order: memory and cores travel with the card they belong to.
 
-    Ids without a matching card take the remaining devices in order, on the card that kubelet chose. The lengths are
-    equal (the caller has checked).
+    Ids without a matching card take the remaining devices in order, on the card that kubelet chose. The
+    lengths are equal (the caller has checked).
     """
     remaining: list[ContainerDevice | None] = list(slot)
     aligned: list[ContainerDevice | None] = [None] * len(device_ids)
@@ -76,5 +79,3 @@ def align(slot: Slot, device_ids: Sequence[str]) -> Slot:
         device if device is not None else msgspec.structs.replace(next(rest), uuid=uuid)
         for device, uuid in zip(aligned, uuids, strict=True)
     )
-
-

@@ -1,4 +1,6 @@
-"""The files of allocations on the host: cache directories, limits files, checkpoint, lock parent, mount sources."""
+"""The files of allocations on the host: cache directories, limits files, checkpoint, lock parent, mount
+sources.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ import posixpath
 from collections.abc import Mapping
 from typing import Final
 
-from hami.node.errors import UnsafePath
+from hami.node.errors import UnsafePathError
 from hami.node.files import (
     ensure_directory,
     open_directory,
@@ -28,7 +30,7 @@ _LIMITS_MODE: Final = 0o644
 
 
 class Workspace:
-    """File work of one plugin process; every method blocks and raises ``OSError`` or :class:`UnsafePath`."""
+    """File work of one plugin process; methods block and raise ``OSError`` or :class:`UnsafePathError`."""
 
     def __init__(self, paths: HostPaths) -> None:
         self._paths = paths
@@ -43,7 +45,9 @@ class Workspace:
             ensure_directory(directory, 0o755, self._owner)
 
     def prepare_lock_parent(self) -> None:
-        """Make ``/tmp/vgpulock`` safe; the error text starts with ``failed to prepare host PID lock parent``."""
+        """Make ``/tmp/vgpulock`` safe; the error text starts with ``failed to prepare host PID lock
+        parent``.
+        """
         prepare_lock_parent(self._paths.host(LOCK_PARENT), self._owner)
 
     def find_sources(self, preload: bool) -> HostFiles:
@@ -63,14 +67,18 @@ class Workspace:
         with open_directory(self._paths.containers, self._owner) as directory:
             remove_tree(directory, name)
             os.mkdir(name, _CACHE_MODE, dir_fd=directory)
-            child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+            child = os.open(
+                name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory
+            )
             try:
                 os.fchmod(child, _CACHE_MODE)
             finally:
                 os.close(child)
 
     def write_limits(self, pod_uid: str, container: str, limits: Mapping[str, str]) -> None:
-        """Write the limits file: in place if it exists, so that a running container sees it, else by rename."""
+        """Write the limits file: in place if it exists, so that a running container sees it, else by
+        rename.
+        """
         name = container_directory(pod_uid, container)
         content = limits_text(limits)
         with open_directory(self._paths.limits, self._owner) as directory:
@@ -115,4 +123,4 @@ class Workspace:
         return f"{self._paths.checkpoint}.unreadable"
 
 
-__all__ = ["UnsafePath", "Workspace"]
+__all__ = ["UnsafePathError", "Workspace"]

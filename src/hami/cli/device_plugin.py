@@ -1,0 +1,179 @@
+"""``hami device-plugin``: offers the GPUs of this node to kubelet and answers its allocations."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from importlib.metadata import version as package_version
+from pathlib import Path
+from typing import Any
+
+import click
+from click.decorators import FC
+
+_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
+
+
+def _switch(
+    *names: str, envvar: str | Sequence[str], text: str, default: bool | None = False
+) -> Callable[[FC], FC]:
+    """A boolean that takes ``--flag``, ``--flag=true`` and ``--flag=false``."""
+    return click.option(
+        *names, type=bool, is_flag=False, flag_value="true", default=default, envvar=envvar, help=text
+    )
+
+
+@click.command(name="device-plugin")
+@click.option(
+    "--config-file", envvar="CONFIG_FILE", type=click.Path(path_type=Path), help="device-config.yaml"
+)
+@click.option(
+    "--node-config-file",
+    type=click.Path(path_type=Path),
+    default=Path("/config/config.json"),
+    show_default=True,
+    help="Settings per node.",
+)
+@click.option("--mig-strategy", envvar="MIG_STRATEGY", default="none", show_default=True)
+@_switch("--fail-on-init-error", envvar="FAIL_ON_INIT_ERROR", default=True, text="End when NVML is missing.")
+@click.option("--nvidia-driver-root", envvar="NVIDIA_DRIVER_ROOT", default="/", show_default=True)
+@click.option("--dev-root", "--nvidia-dev-root", envvar="NVIDIA_DEV_ROOT", default=None)
+@click.option(
+    "--driver-root-ctr-path",
+    "--container-driver-root",
+    envvar=["DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"],
+    default="/driver-root",
+    show_default=True,
+)
+@_switch("--pass-device-specs", envvar="PASS_DEVICE_SPECS", text="Also answer device nodes.")
+@click.option(
+    "--device-list-strategy",
+    envvar="DEVICE_LIST_STRATEGY",
+    default=("envvar",),
+    multiple=True,
+    help="envvar, volume-mounts; repeatable or a comma list.",
+)
+@click.option("--device-id-strategy", envvar="DEVICE_ID_STRATEGY", default="uuid", show_default=True)
+@_switch("--gdrcopy-enabled", envvar="GDRCOPY_ENABLED", text="Set NVIDIA_GDRCOPY in containers.")
+@_switch("--gds-enabled", envvar="GDS_ENABLED", text="Set NVIDIA_GDS in containers.")
+@_switch("--mofed-enabled", envvar="MOFED_ENABLED", text="Set NVIDIA_MOFED in containers.")
+@click.option("--kubelet-socket", envvar="KUBELET_SOCKET", default=None, help="Empty: never register.")
+@click.option("--device-discovery-strategy", envvar="DEVICE_DISCOVERY_STRATEGY", default="auto")
+@click.option("--node-name", envvar="NodeName", default=None, help="Overrides $NODE_NAME.")
+@click.option("--device-split-count", envvar="DEVICE_SPLIT_COUNT", type=int, default=None)
+@click.option("--device-memory-scaling", envvar="DEVICE_MEMORY_SCALING", type=float, default=None)
+@click.option("--device-cores-scaling", envvar="DEVICE_CORES_SCALING", type=float, default=None)
+@_switch("--disable-core-limit", envvar="DISABLE_CORE_LIMIT", default=None, text="Never limit cores.")
+@click.option("--resource-name", default=None, help="Overrides resourceCountName.")
+@click.option("--allocation-mode", default="auto", show_default=True, help="auto or lock.")
+@click.option("--host-root", default="", help="Keep all host paths below this directory (tests, demo).")
+@_switch("--limits-file", envvar="LIMITS_FILE", default=True, text="Mount a limits file into containers.")
+@click.option("--kube-qps", type=click.FloatRange(min=0), default=50.0, show_default=True)
+@click.option("--kube-burst", type=click.IntRange(min=1), default=100, show_default=True)
+@click.option("-v", "--v", "verbosity", type=int, default=0, help="Log verbosity; 4 and more is debug.")
+def command(**flags: Any) -> None:
+    """Offer this node's GPUs to kubelet and answer its allocations."""
+    from hami.kube.logs import level_from_verbosity, setup_logging
+    from hami.node.plugin.process import run_device_plugin
+    from hami.protocol.errors import HamiError
+
+    setup_logging(level_from_verbosity(flags["verbosity"]))
+    try:
+        asyncio.run(run_device_plugin(_process_config(flags)))
+    except HamiError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def _process_config(flags: dict[str, Any]) -> Any:
+    from hami.node.config import Overrides
+    from hami.node.errors import SettingsError
+    from hami.node.nvml import resolve_library
+    from hami.node.paths import DEFAULT_HOOK_PATH, HostPaths
+    from hami.node.plugin.health_rules import parse_rules
+    from hami.node.plugin.process import ProcessConfig
+    from hami.node.plugin.service import PluginOptions
+    from hami.protocol import keys
+    from hami.protocol.durations import parse_duration
+    from hami.protocol.lock import DEFAULT_LOCK_TIMEOUT
+
+    if flags["config_file"] is None:
+        raise SettingsError("--config-file (CONFIG_FILE) is required")
+    node_name = flags["node_name"] or os.environ.get(keys.ENV_NODE_NAME, "")
+    if not node_name:
+        raise SettingsError("the environment variable NODE_NAME is not set")
+    _check_unsupported(flags)
+    if os.environ.get(keys.ENV_HOSTPID_BROKER) == "1":
+        raise SettingsError("LIBVGPU_HOSTPID_BROKER=1: the host PID broker is not available in this version")
+    hook = os.environ.get(keys.ENV_HOOK_PATH) or DEFAULT_HOOK_PATH
+    paths = HostPaths(flags["host_root"].rstrip("/"), hook.rstrip("/"), f"v{package_version('hami')}")
+    expiry = os.environ.get(keys.ENV_NODELOCK_EXPIRE)
+    return ProcessConfig(
+        node_name=node_name,
+        device_config=flags["config_file"],
+        node_config=flags["node_config_file"],
+        given=Overrides(
+            split_count=flags["device_split_count"],
+            memory_scaling=flags["device_memory_scaling"],
+            core_scaling=flags["device_cores_scaling"],
+            disable_core_limit=flags["disable_core_limit"],
+            resource_name=flags["resource_name"],
+        ),
+        options=PluginOptions(
+            paths=paths,
+            kubelet_socket=paths.kubelet_socket(flags["kubelet_socket"]),
+            delivery=_delivery(flags),
+            rules=parse_rules(
+                os.environ.get("DP_DISABLE_HEALTHCHECKS", ""), os.environ.get("DP_ENABLE_HEALTHCHECKS", "")
+            ),
+            fail_on_init_error=flags["fail_on_init_error"],
+            pass_device_specs=flags["pass_device_specs"],
+            dev_root=flags["dev_root"] or flags["nvidia_driver_root"],
+        ),
+        nvml_library=resolve_library(flags["driver_root_ctr_path"]),
+        lock_timeout_s=parse_duration(expiry) if expiry else DEFAULT_LOCK_TIMEOUT,
+        kube_qps=flags["kube_qps"],
+        kube_burst=flags["kube_burst"],
+    )
+
+
+def _check_unsupported(flags: dict[str, Any]) -> None:
+    from hami.node.errors import SettingsError
+
+    strategies = _strategies(flags)
+    unknown = [name for name in strategies if name not in _STRATEGIES]
+    if unknown:
+        raise SettingsError(f"unknown device list strategy: {', '.join(unknown)}")
+    if any(name.startswith("cdi") for name in strategies):
+        raise SettingsError("CDI device list strategies are not available in this version; use envvar")
+    if flags["device_id_strategy"] != "uuid":
+        raise SettingsError("--device-id-strategy must be uuid")
+    if flags["mig_strategy"] != "none":
+        raise SettingsError("--mig-strategy must be none; static MIG is not available in this version")
+    if flags["device_discovery_strategy"] not in ("auto", "nvml"):
+        raise SettingsError("--device-discovery-strategy must be auto or nvml")
+    if flags["allocation_mode"] not in ("auto", "lock"):
+        raise SettingsError("--allocation-mode must be auto or lock; exact is not available in this version")
+
+
+def _strategies(flags: dict[str, Any]) -> list[str]:
+    return [
+        name.strip() for value in flags["device_list_strategy"] for name in value.split(",") if name.strip()
+    ]
+
+
+def _delivery(flags: dict[str, Any]) -> Any:
+    from hami.node.plugin.answer import Delivery
+    from hami.protocol import keys
+
+    switches = {
+        keys.ENV_GDRCOPY: flags["gdrcopy_enabled"],
+        keys.ENV_GDS: flags["gds_enabled"],
+        keys.ENV_MOFED: flags["mofed_enabled"],
+    }
+    return Delivery(
+        limits_file=flags["limits_file"],
+        volume_mounts="volume-mounts" in _strategies(flags),
+        extras={name: "enabled" for name, on in switches.items() if on},
+        device_nodes={},
+    )

@@ -1,0 +1,98 @@
+"""Keeps the node's registration annotation equal to what NVML shows (device-plugin.md §9)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from typing import Final
+
+from hami.kube.errors import KubeError
+from hami.kube.ratelimit import Backoff
+from hami.node.cluster import Cluster
+from hami.node.config import Settings
+from hami.node.errors import NvmlError
+from hami.node.plugin.board import Board
+from hami.node.plugin.cards import CardReader
+from hami.node.plugin.inventory import offered_cards, registered_devices
+from hami.protocol.errors import ProtocolError, RegistrationError
+from hami.protocol.inventory import DeviceInfo, decode_json, encode_json
+from hami.protocol.keys import NVIDIA, VENDOR_KEYS
+
+INTERVAL_S: Final = 30.0
+_JITTER: Final = 0.1
+_BACKOFF_S: Final = (5.0, 60.0)
+REGISTER: Final = VENDOR_KEYS[NVIDIA].register
+
+log = logging.getLogger(__name__)
+
+
+class Registrar:
+    """One registration loop; ``run()`` ends only by cancellation."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        reader: CardReader,
+        board: Board,
+        settings: Settings,
+        *,
+        interval_s: float = INTERVAL_S,
+        rng: random.Random | None = None,
+    ) -> None:
+        self._cluster = cluster
+        self._reader = reader
+        self._board = board
+        self._settings = settings
+        self._interval_s = interval_s
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._left_out: tuple[str, ...] = ()
+
+    async def run(self) -> None:
+        """Every 30 s, at once after a change of the board, with back-off from 5 s after an error."""
+        backoff = Backoff(*_BACKOFF_S, self._rng)
+        while True:
+            delay = self._interval_s * (1 + _JITTER * (2 * self._rng.random() - 1))
+            seen = self._board.version
+            try:
+                seen = await self.once()
+                backoff.reset()
+            except (KubeError, NvmlError, ProtocolError) as error:
+                delay = backoff.next()
+                log.warning("register.failed", extra={"cause": str(error), "retry_s": round(delay, 1)})
+            try:
+                async with asyncio.timeout(delay):
+                    await self._board.wait_beyond(seen)
+            except TimeoutError:
+                pass
+
+    async def once(self) -> int:
+        """Read NVML, compare with the node, patch if needed; the result is the board's version registered."""
+        self._board.show(await asyncio.to_thread(self._reader.read))
+        version = self._board.version
+        devices, left_out = registered_devices(
+            offered_cards(self._board.cards, self._settings), self._settings
+        )
+        if left_out != self._left_out:
+            self._left_out = left_out
+            for line in left_out:
+                log.warning("register.left_out", extra={"cause": line})
+        node = await self._cluster.node()
+        if not _says(node.annotations.get(REGISTER), devices):
+            await self._cluster.annotate_node({REGISTER: encode_json(devices)})
+            log.info("register.written", extra={"devices": len(devices)})
+        return version
+
+
+def _says(text: str | None, devices: tuple[DeviceInfo, ...]) -> bool:
+    """Whether an annotation holds exactly ``devices``, compared by value."""
+    if text is None:
+        return False
+    if text == encode_json(devices):
+        return True
+    try:
+        found = decode_json(text, NVIDIA)
+    except RegistrationError:
+        return False
+    wanted = decode_json(encode_json(devices), NVIDIA) if devices else None
+    return wanted is not None and not found.warnings and found.devices == wanted.devices
