@@ -7,7 +7,9 @@ import importlib
 import click
 
 # subcommand -> module that defines the click command of the same (underscored) name
-_COMMANDS: dict[str, str] = {}
+_COMMANDS: dict[str, str] = {
+    "device-plugin": "hami.cli.device_plugin",
+}
 
 
 class _LazyGroup(click.Group):
