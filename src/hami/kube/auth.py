@@ -8,7 +8,9 @@ it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -164,6 +166,7 @@ class ExecCredential:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=None,
+                start_new_session=True,
             )
         except OSError as error:
             hint = f"; {self.install_hint}" if self.install_hint else ""
@@ -177,9 +180,7 @@ class ExecCredential:
                 f"credential plugin {self.command} did not answer in {_EXEC_TIMEOUT_S:.0f}s"
             ) from error
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await _end(process)
         if code != 0:
             raise CredentialError(f"credential plugin {self.command} failed with exit status {code}")
         return self._parse(output)
@@ -211,6 +212,20 @@ class ExecCredential:
                 f"credential plugin {self.command} answered neither a token nor a client certificate"
             )
         return status
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill what is left of a plugin, its children included, and read its pipe to the end so that it is
+    closed."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.stdout is not None
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(5.0):
+            while await process.stdout.read(1 << 20):
+                pass
+            await process.wait()
 
 
 def read_small_file(path: Path) -> bytes:
