@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from hami.protocol.allocation import Allocation, ContainerDevice
 from hami.protocol.errors import DevicesAbsent, DevicesMalformed, HamiError
-from hami.protocol.inventory import DeviceInfo
+from hami.protocol.inventory import DeviceInfo, Inventory
 from hami.vendors.columns import (
     BoolArray,
     CardColumns,
@@ -81,6 +81,7 @@ __all__ = [
     "Holder",
     "Hooks",
     "IntArray",
+    "Inventory",
     "InventoryView",
     "Need",
     "NodeBonus",
@@ -365,23 +366,24 @@ class Refused:
 class Hooks:
     """Everything about a vendor that is not data; each is optional and pure."""
 
-    # (container, pod, profile, inventory) -> whether the container uses the vendor; replaces the standard one.
-    # May change container resources and env, pod annotations and runtimeClassName; raises AdmissionRejected.
+    # (container, pod, profile, inventory) -> whether the container uses the vendor; replaces the standard
+    # rule May change container resources and env, pod annotations and runtimeClassName; raises
+    # AdmissionRejected.
     admit: Callable[[dict[str, Any], dict[str, Any], "VendorProfile", InventoryView], bool] | None = None
     # (raw, pod annotations, profile) -> request or None; raises AdmissionRejected
     parse: Callable[[RawRequest, Mapping[str, str], "VendorProfile"], ContainerRequest | None] | None = None
-    # (node, profile) -> devices; raises DevicesAbsent, DevicesMalformed
-    discover: Callable[[NodeView, "VendorProfile"], list[DeviceInfo]] | None = None
+    # (node, profile) -> devices and warnings; raises DevicesAbsent, DevicesMalformed
+    discover: Callable[[NodeView, "VendorProfile"], Inventory] | None = None
     # before the loop: a refusal of the node, or None to go on
     prefit: Callable[[FitContext], FitResult | None] | None = None
     # health beyond DeviceInfo.health, from what is used on the card (MIG: fail closed)
     healthy: Callable[[DeviceInfo, Usage], bool] | None = None
     # (ctx, card) -> what checks 9 to 12 compare; default: from the request and the card
     needs: Callable[[FitContext, Card], Need] | None = None
-    # last check of a card, given what this container took so far: a reason, or None
-    device_rule: Callable[[FitContext, Card, Sequence[ContainerDevice]], str | None] | None = None
-    # from all eligible cards in try order and the reasons so far: the chosen positions, or a refusal
-    # (positions repeat where a card serves several devices)
+    # last check of a card, given its need and what this container took so far: a reason, or None
+    device_rule: Callable[[FitContext, Card, Need, Sequence[ContainerDevice]], str | None] | None = None
+    # from all eligible cards in try order and the reasons so far: positions to take in turn until the
+    # request is served (repeated where a card may serve several devices), or a refusal
     choose: Callable[[FitContext, Sequence[Card], Mapping[str, int]], Sequence[int] | Refused] | None = None
     # whether `choose` decides this fit; default: whenever it is declared
     choose_when: Callable[[FitContext], bool] | None = None

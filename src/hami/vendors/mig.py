@@ -1,0 +1,286 @@
+"""MIG on the scheduler's side: which slice a request gets, and what is occupied (nvidia-scheduling.md §12).
+
+A card's slices travel in `Usage.payload`. A card in mode `mig` with a device that has no slice, or a card
+in another mode with slices, is not understood and takes no new containers.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from hami.protocol import keys
+from hami.protocol.errors import MigReservationError
+from hami.protocol.inventory import MigPlacement, MigProfile
+from hami.protocol.mig import MigReservation, decode_mig_reservations, encode_mig_reservations
+from hami.vendors.reasons import MIG_INFEASIBLE
+from hami.vendors.types import (
+    Allocation,
+    AnnotateContext,
+    Card,
+    ContainerDevice,
+    DeviceInfo,
+    FitContext,
+    Need,
+    PodInfo,
+    Usage,
+)
+
+MIG_MODE: Final = "mig"
+_LEGACY_ID: Final = re.compile(r"\[\d+-\d+\]$")
+_MAX_RESERVATIONS: Final = 64 * 1024  # characters
+
+Interval = tuple[int, int]  # start, end (exclusive), in memory slices
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class MigSlice:
+    """A reserved slice: `[start, start + size)` of the card in `profile`.
+
+    `others` are further slices of the card that the pod's annotation reserves beyond its devices.
+    """
+
+    profile: str
+    start: int
+    size: int
+    others: tuple["MigSlice", ...] = ()
+
+    @property
+    def interval(self) -> Interval:
+        """The memory slices it covers."""
+        return self.start, self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class MigUse:
+    """Payload of a card's usage once it has a slice: a multiset, sorted, and the devices without one.
+
+    A usage whose payload is None has no slice, so all its slots are unreserved.
+    """
+
+    slices: tuple[tuple[MigSlice, int], ...]
+    unreserved: int
+
+
+class MigAlgebra:
+    """The standard algebra, plus a multiset of slices per card."""
+
+    zero = Usage()
+
+    def of(self, device: ContainerDevice) -> Usage:
+        payload = device.payload
+        if not isinstance(payload, MigSlice):
+            return Usage(1, device.usedmem, device.usedcores)
+        counts: dict[MigSlice, int] = {}
+        for part in (MigSlice(payload.profile, payload.start, payload.size), *payload.others):
+            counts[part] = counts.get(part, 0) + 1
+        return Usage(1, device.usedmem, device.usedcores, _use(counts, 0))
+
+    def add(self, a: Usage, b: Usage) -> Usage:
+        slots, mem, cores = a.slots + b.slots, a.mem + b.mem, a.cores + b.cores
+        if a.payload is None and b.payload is None:
+            return Usage(slots, mem, cores)
+        counts = _counts(a)
+        for part, count in _counts(b).items():
+            counts[part] = counts.get(part, 0) + count
+        return Usage(slots, mem, cores, _use(counts, unreserved(a) + unreserved(b)))
+
+    def remove(self, total: Usage, b: Usage) -> Usage:
+        slots, mem, cores = total.slots - b.slots, total.mem - b.mem, total.cores - b.cores
+        if total.payload is None and b.payload is None:
+            return Usage(slots, mem, cores)
+        counts = _counts(total)
+        for part, count in _counts(b).items():
+            counts[part] = counts.get(part, 0) - count
+        return Usage(slots, mem, cores, _use(counts, unreserved(total) - unreserved(b)))
+
+    def combine(self, a: Usage, b: Usage) -> Usage:
+        slots, mem, cores = max(a.slots, b.slots), max(a.mem, b.mem), max(a.cores, b.cores)
+        if a.payload is None and b.payload is None:
+            return Usage(slots, mem, cores)
+        counts = _counts(a)
+        for part, count in _counts(b).items():
+            counts[part] = max(counts.get(part, 0), count)
+        return Usage(slots, mem, cores, _use(counts, max(unreserved(a), unreserved(b))))
+
+
+def unreserved(used: Usage) -> int:
+    """Devices on the card that have no slice."""
+    return used.payload.unreserved if isinstance(used.payload, MigUse) else used.slots
+
+
+def understood(info: DeviceInfo, used: Usage) -> bool:
+    """Whether the use of the card agrees with its mode (hook `healthy`)."""
+    if info.mode == MIG_MODE:
+        return unreserved(used) == 0
+    return used.payload is None
+
+
+def repeatable(info: DeviceInfo) -> bool:
+    """Whether one container may get several devices of the card."""
+    return info.mode == MIG_MODE
+
+
+# --- choosing a slice -----------------------------------------------------------------------------------
+
+
+def choose_slice(
+    profiles: Sequence[MigProfile], mem: int, taken: Iterable[Interval], own: Iterable[MigSlice] = ()
+) -> tuple[MigProfile, MigSlice] | None:
+    """The first free placement of the smallest profile of at least `mem` MiB, or None.
+
+    Profiles by memory then slice count; placements of `1g.` and `3g.` from the end, others from the start,
+    so that large profiles keep room. `taken` is held by others; `own` by containers of the same pod that
+    run at another time: kubelet creates all of a pod's slices up front, so those may be shared whole but
+    not overlapped.
+    """
+    busy = list(taken)
+    mine = list(own)
+    for profile in _by_size(tuple(profiles)):
+        if profile.memory_mib < mem:
+            continue
+        for place in _in_order(profile):
+            found = MigSlice(profile.name, place.start, place.size)
+            if not any(_overlap(found.interval, other) for other in busy) and not any(
+                _overlap(found.interval, other.interval) and found != other for other in mine
+            ):
+                return profile, found
+    return None
+
+
+def device_rule(ctx: FitContext, card: Card, need: Need, taken: Sequence[ContainerDevice]) -> str | None:
+    """A MIG card needs a profile with a free placement."""
+    if card.info.mode != MIG_MODE or _slice_for(ctx, card, need, taken) is not None:
+        return None
+    return MIG_INFEASIBLE
+
+
+def record(ctx: FitContext, card: Card, need: Need, taken: Sequence[ContainerDevice]) -> ContainerDevice:
+    """What is written down: the request's amounts, on a MIG card those of the slice."""
+    info = card.info
+    found = _slice_for(ctx, card, need, taken) if info.mode == MIG_MODE else None
+    if found is None:
+        return ContainerDevice(info.id, ctx.request.type, need.mem, need.cores, info.index, info.custom)
+    profile, chosen = found
+    return ContainerDevice(
+        info.id, ctx.request.type, profile.memory_mib, profile.core, info.index, info.custom, chosen
+    )
+
+
+def _slice_for(
+    ctx: FitContext, card: Card, need: Need, taken: Sequence[ContainerDevice]
+) -> tuple[MigProfile, MigSlice] | None:
+    card_id = card.info.id
+    busy = [part.interval for part in (*_counts(card.used), *_slices_of(card_id, taken))]
+    own = [part for slot in ctx.allocated for part in _slices_of(card_id, slot)]
+    return choose_slice(card.info.mig_profiles, need.mem, busy, own)
+
+
+def _slices_of(card_id: str, devices: Iterable[ContainerDevice]) -> list[MigSlice]:
+    return [d.payload for d in devices if d.uuid == card_id and isinstance(d.payload, MigSlice)]
+
+
+@lru_cache(maxsize=256)
+def _by_size(profiles: tuple[MigProfile, ...]) -> tuple[MigProfile, ...]:
+    return tuple(sorted(profiles, key=lambda p: (p.memory_mib, p.slice_count)))
+
+
+@lru_cache(maxsize=256)
+def _in_order(profile: MigProfile) -> tuple[MigPlacement, ...]:
+    from_end = profile.name.startswith(("1g.", "3g."))
+    return tuple(sorted(profile.placements, key=lambda place: -place.start if from_end else place.start))
+
+
+def _overlap(a: Interval, b: Interval) -> bool:
+    return a[0] < b[1] and b[0] < a[1]
+
+
+def _counts(used: Usage) -> dict[MigSlice, int]:
+    return dict(used.payload.slices) if isinstance(used.payload, MigUse) else {}
+
+
+def _use(counts: Mapping[MigSlice, int], without_slice: int) -> MigUse | None:
+    slices = tuple(sorted((part, count) for part, count in counts.items() if count))
+    return MigUse(slices, without_slice) if slices else None
+
+
+# --- annotations ----------------------------------------------------------------------------------------
+
+
+def reservation_annotations(ctx: AnnotateContext) -> dict[str, str]:
+    """The reservations of an allocation; `[]` overwrites those an earlier decision left on the pod."""
+    reservations = [
+        MigReservation(slot, position, device.uuid, part.profile, MigPlacement(part.start, part.size))
+        for slot, devices in enumerate(ctx.allocation)
+        for position, device in enumerate(devices)
+        if isinstance(part := device.payload, MigSlice)
+    ]
+    if not reservations and not ctx.pod.annotations.get(keys.MIG_ALLOCATIONS):
+        return {}
+    return {keys.MIG_ALLOCATIONS: encode_mig_reservations(reservations)}
+
+
+def restore(pod: PodInfo, allocation: Allocation) -> Allocation:
+    """The allocation with the slices that the pod's reservations name.
+
+    A device takes the reservation with its own indexes, else the next unused one of its card in order (HAMi
+    2.10 counts containers wrongly). Reservations left over go to the last device of their card. An
+    undecodable annotation counts as none: the devices stay without a slice. Ids of fixed-geometry MIG (HAMi
+    <= 2.9) are read as their card.
+    """
+    if not any(allocation):
+        return allocation
+    allocation = tuple(tuple(_without_legacy_id(device) for device in slot) for slot in allocation)
+    unused = _reservations(pod.annotations.get(keys.MIG_ALLOCATIONS, ""))
+    if not unused:
+        return allocation
+    places = [(s, p, device) for s, slot in enumerate(allocation) for p, device in enumerate(slot)]
+    found: dict[tuple[int, int], list[MigSlice]] = {}
+    for exact in (True, False):
+        for slot, position, device in places:
+            if (slot, position) not in found:
+                match = _take_match(unused, device.uuid, (slot, position) if exact else None)
+                if match is not None:
+                    found[slot, position] = [match]
+    for slot, position, device in reversed(places):
+        slices = found.get((slot, position))
+        while slices and (match := _take_match(unused, device.uuid, None)) is not None:
+            slices.append(match)
+    return tuple(
+        tuple(_with_slices(device, found.get((s, p))) for p, device in enumerate(slot))
+        for s, slot in enumerate(allocation)
+    )
+
+
+def _reservations(text: str) -> list[MigReservation]:
+    if not text or len(text) > _MAX_RESERVATIONS:
+        return []
+    try:
+        return list(decode_mig_reservations(text))
+    except MigReservationError:
+        return []
+
+
+def _take_match(unused: list[MigReservation], uuid: str, place: tuple[int, int] | None) -> MigSlice | None:
+    for number, each in enumerate(unused):
+        if each.gpu_uuid == uuid and place in (None, (each.container_index, each.device_index)):
+            del unused[number]
+            return MigSlice(each.profile, each.placement.start, each.placement.size)
+    return None
+
+
+def _with_slices(device: ContainerDevice, slices: list[MigSlice] | None) -> ContainerDevice:
+    if not slices:
+        return device
+    first, *others = slices
+    payload = MigSlice(first.profile, first.start, first.size, tuple(others))
+    return msgspec.structs.replace(device, payload=payload)
+
+
+def _without_legacy_id(device: ContainerDevice) -> ContainerDevice:
+    if not device.uuid.endswith("]"):
+        return device
+    return msgspec.structs.replace(device, uuid=_LEGACY_ID.sub("", device.uuid))

@@ -1,0 +1,274 @@
+"""NVIDIA cards: time-shared by libvgpu, or in MIG slices (nvidia-scheduling.md)."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from hami.protocol import keys, quantity
+from hami.protocol.errors import DevicesAbsent, PairScoreError, QuantityError
+from hami.protocol.inventory import decode_csv, decode_json
+from hami.protocol.pair_scores import decode_pair_scores
+from hami.vendors import mig, topology
+from hami.vendors.columns import CardColumns, VectorNeeds
+from hami.vendors.request import (
+    any_value,
+    append_env,
+    cores_of,
+    count_of,
+    integer,
+    limit_of,
+    memory_of,
+    resource_of,
+    set_limit,
+)
+from hami.vendors.schema import NvidiaConfig
+from hami.vendors.selection import select
+from hami.vendors.types import (
+    NO_PERCENT,
+    AdmissionRejected,
+    ContainerRequest,
+    DeviceInfo,
+    Hooks,
+    Inventory,
+    InventoryView,
+    NodeView,
+    PodInfo,
+    RawRequest,
+    Register,
+    ResourceNames,
+    Rules,
+    VendorProfile,
+)
+from hami.vendors.vector import STANDARD_CHECKS, standard_needs
+
+PERCENTAGE: Final = "percentage"
+PRIORITY: Final = "priority"
+_KEYS: Final = keys.VENDOR_KEYS[keys.NVIDIA]
+
+
+def build(config: NvidiaConfig) -> VendorProfile:
+    """The profile of this config section."""
+    extra = {PERCENTAGE: config.resource_percentage_name, PRIORITY: config.resource_priority_name}
+    names = ResourceNames(
+        config.resource_count_name,
+        config.resource_memory_name,
+        config.resource_core_name,
+        max(config.memory_factor, 1),
+        {word: name for word, name in extra.items() if name},
+    )
+    rules = Rules(
+        Register("json", _KEYS.register, watched=(keys.NVIDIA_PAIR_SCORES,)),
+        to_allocate=_KEYS.to_allocate,
+        allocated=_KEYS.allocated,
+        handshake=_KEYS.handshake,
+        cleanup=_KEYS.handshake,
+        health="allocatable",
+        lock="hami",
+        use_uuid=(keys.NVIDIA_USE_UUID,),
+        no_use_uuid=(keys.NVIDIA_NO_USE_UUID,),
+        use_type=keys.NVIDIA_USE_TYPE,
+        no_use_type=keys.NVIDIA_NO_USE_TYPE,
+        mode=keys.NVIDIA_MODE,
+        numa_bind=keys.NVIDIA_NUMA_BIND,
+        default_cores=config.default_cores,
+    )
+    return VendorProfile(
+        keys.NVIDIA,
+        names,
+        rules,
+        STANDARD_CHECKS,
+        vector_needs,
+        vector_exact,
+        mig.MigAlgebra(),
+        hooks=Hooks(
+            admit=partial(admit, config),
+            parse=partial(parse, config),
+            discover=discover,
+            healthy=mig.understood,
+            device_rule=mig.device_rule,
+            choose=topology.choose,
+            choose_when=topology.wanted,
+            record=mig.record,
+            repeatable=mig.repeatable,
+            extra_annotations=mig.reservation_annotations,
+        ),
+        payload=mig.MigSlice,
+        restore=mig.restore,
+        placed_annotations=(keys.MIG_ALLOCATIONS,),
+    )
+
+
+# --- admission and requests -----------------------------------------------------------------------------
+
+
+def admit(
+    config: NvidiaConfig,
+    container: dict[str, Any],
+    pod: dict[str, Any],
+    p: VendorProfile,
+    _inventory: InventoryView,
+) -> bool:
+    """Webhook mutation: defaults of count and cores, environment, runtime class."""
+    names = p.names
+    percentage_name, priority_name = names.extra.get(PERCENTAGE, ""), names.extra.get(PRIORITY, "")
+    percentage = resource_of(container, percentage_name)
+    percent = None if percentage is None else integer(percentage)
+    if percentage is not None and (percent is None or not 0 <= percent <= 100):
+        raise AdmissionRejected(
+            f"{percentage_name} {str(percentage)[:40]!r} of container {container.get('name')} is invalid: "
+            "it must be an integer between 0 and 100"
+        )
+    priority = limit_of(container, priority_name)
+    if priority is not None:
+        append_env(container, keys.ENV_TASK_PRIORITY, _priority(priority_name, priority), wins=any_value)
+    uses = _default_count(config, container, p)
+    uses = _default_exclusive(container, p, percent) or uses
+    if uses:
+        if config.core_policy not in ("", "default"):
+            append_env(container, keys.ENV_CORE_POLICY, config.core_policy, wins=any_value)
+        spec = pod.setdefault("spec", {})
+        if config.runtime_class_name and not spec.get("runtimeClassName"):
+            spec["runtimeClassName"] = config.runtime_class_name
+    elif config.overwrite_env:
+        hidden = keys.ENV_VISIBLE_NONE
+        append_env(container, keys.ENV_VISIBLE_DEVICES, hidden, wins=lambda last: last.get("value") == hidden)
+    return uses
+
+
+def _default_count(config: NvidiaConfig, container: dict[str, Any], p: VendorProfile) -> bool:
+    names = p.names
+    if limit_of(container, names.count) is not None:
+        return True
+    asks = (names.memory, names.extra.get(PERCENTAGE, ""), names.cores)
+    if config.default_count <= 0 or all(limit_of(container, name) is None for name in asks):
+        return False
+    set_limit(container, names.count, config.default_count)
+    return True
+
+
+def _default_exclusive(container: dict[str, Any], p: VendorProfile, percent: int | None) -> bool:
+    """A container that asks for whole cards and says nothing about cores gets them for itself."""
+    names = p.names
+    if resource_of(container, names.count) is None or not names.cores:
+        return False
+    if resource_of(container, names.cores) is not None:
+        return False
+    whole = percent == 100 if percent is not None else resource_of(container, names.memory) is None
+    if whole:
+        set_limit(container, names.cores, 100)
+    return whole
+
+
+def _priority(name: str, text: Any) -> str:
+    try:
+        return str(quantity.value(text))
+    except QuantityError as error:
+        raise AdmissionRejected(f"{name} {str(text)[:40]!r} is invalid: {error}") from error
+
+
+def parse(
+    config: NvidiaConfig, raw: RawRequest, _annotations: Mapping[str, str], p: VendorProfile
+) -> ContainerRequest | None:
+    """Count, MiB per card or percent of it, percent of cores; memory wins where both are given."""
+    names = p.names
+    if raw.count is None:
+        return None
+    nums = count_of(names.count, raw.count, raw.container)
+    memory = 0
+    if raw.memory is not None:
+        memory = memory_of(names.memory, raw.memory, names.memory_factor, raw.container)
+    percent = NO_PERCENT
+    wanted = raw.extra.get(PERCENTAGE)
+    if wanted is not None:
+        number = integer(wanted)
+        if number is not None and number > 0:
+            percent = min(number, 100)
+    if percent == NO_PERCENT and memory == 0:
+        if config.default_memory:
+            memory = config.default_memory
+        else:
+            percent = 100
+    cores = config.default_cores
+    if raw.cores is not None:
+        cores = cores_of(names.cores, raw.cores, raw.container)
+    return ContainerRequest(nums, p.common_word, memory, percent, cores)
+
+
+# --- node data ------------------------------------------------------------------------------------------
+
+
+def discover(node: NodeView, p: VendorProfile) -> Inventory:
+    """Cards of the register annotation (JSON, or the older comma form) with their pair scores."""
+    text = node.annotations.get(p.rules.register.key)
+    if text is None:
+        raise DevicesAbsent(f"node {node.name} has no annotation {p.rules.register.key}")
+    read = decode_csv if _is_legacy(text) else decode_json
+    inventory = read(text, p.common_word)
+    score_text = node.annotations.get(keys.NVIDIA_PAIR_SCORES, "")
+    if not score_text:
+        return inventory
+    try:
+        scores = decode_pair_scores(score_text)
+    except PairScoreError as error:
+        warning = f"{keys.NVIDIA_PAIR_SCORES} is unusable, cards have no scores: {error}"
+        return Inventory(inventory.devices, (*inventory.warnings, warning))
+    devices = tuple(_with_scores(device, scores.get(device.id)) for device in inventory.devices)
+    return Inventory(devices, inventory.warnings)
+
+
+def _is_legacy(text: str) -> bool:
+    """Not JSON of any kind, and with the separators of the older form."""
+    head = text.lstrip()[:1]
+    return head not in ("[", "{", '"', "") and ":" in text
+
+
+def _with_scores(device: DeviceInfo, scores: Mapping[str, int] | None) -> DeviceInfo:
+    if scores is None:
+        return device
+    custom = {**device.custom, topology.SCORES: scores}
+    return DeviceInfo(
+        device.id,
+        device.index,
+        device.count,
+        device.devmem,
+        device.devcore,
+        device.type,
+        device.numa,
+        device.health,
+        device.mode,
+        device.vendor,
+        custom,
+        device.mig_profiles,
+    )
+
+
+# --- vector side ----------------------------------------------------------------------------------------
+
+
+def vector_needs(
+    p: VendorProfile, request: ContainerRequest, pod: PodInfo, policy: frozenset[str], columns: CardColumns
+) -> VectorNeeds:
+    """Standard needs; one MIG card may serve as many devices as it has free slots."""
+    needs = standard_needs(p, request, pod, policy, columns)
+    is_mig = np.array([mode == mig.MIG_MODE for mode in columns.tables.modes], dtype=np.bool_)
+    if not is_mig.any() or not select(p.rules, pod.annotations).allows_mode(mig.MIG_MODE):
+        return needs
+    cards = is_mig[columns.mode]
+    free = np.maximum(columns.slots - columns.used, 0)
+    return VectorNeeds(
+        needs.cards,
+        needs.slots,
+        needs.mem,
+        needs.cores,
+        needs.allowed,
+        needs.mutex,
+        capacity=np.where(cards, free, 1),
+        inexact=cards,
+    )
+
+
+def vector_exact(p: VendorProfile, request: ContainerRequest, pod: PodInfo, _policy: frozenset[str]) -> bool:
+    """Everywhere but for several cards of one NUMA node."""
+    return request.nums == 1 or not select(p.rules, pod.annotations).numa_bound

@@ -1,0 +1,240 @@
+"""What a container asks of a vendor: webhook mutation, and the request the scheduler sees (README R2, R3,
+R14).
+
+Both read canonical quantities, so what admission accepted is what the filter accounts for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from hami.protocol import quantity
+from hami.protocol.errors import QuantityError
+from hami.vendors.types import (
+    INT32_MAX,
+    AdmissionRejected,
+    ContainerRequest,
+    InventoryView,
+    PodInfo,
+    PodShape,
+    RawRequest,
+    SlotKind,
+    VendorProfile,
+)
+
+_EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+def mutate_admission(
+    p: VendorProfile, container: dict[str, Any], pod: dict[str, Any], inventory: InventoryView
+) -> bool:
+    """Whether the container uses this vendor; sets its defaults.
+
+    Called once per container, init containers first. May change only the container's resources and env, the
+    pod's annotations and `spec.runtimeClassName`; a second call changes nothing more. Raises
+    `AdmissionRejected`.
+    """
+    if p.hooks.admit is not None:
+        uses = p.hooks.admit(container, pod, p, inventory)
+    else:
+        uses = bool(p.names.count) and limit_of(container, p.names.count) is not None
+    if uses:
+        container_request(p, container, pod)  # what the filter would refuse is denied here
+    return uses
+
+
+def container_request(
+    p: VendorProfile, container: Mapping[str, Any], pod: Mapping[str, Any]
+) -> ContainerRequest | None:
+    """The container's request, or None when it names none of this vendor.
+
+    Raises `AdmissionRejected` for a request that is present but invalid: at admission it denies the pod, at
+    filter time it fails every node.
+    """
+    raw = read_resources(p, container)
+    if raw is None:
+        return None
+    if p.hooks.parse is not None:
+        return p.hooks.parse(raw, annotations_of(pod), p)
+    return parse_standard(p, raw)
+
+
+def parse_standard(p: VendorProfile, raw: RawRequest) -> ContainerRequest | None:
+    """The request of a vendor without special rules: count, memory per card, cores."""
+    names = p.names
+    if raw.count is None:
+        return None
+    nums = count_of(names.count, raw.count, raw.container)
+    memory = 0
+    if raw.memory is not None:
+        memory = memory_of(names.memory, raw.memory, names.memory_factor, raw.container)
+    cores = p.rules.default_cores
+    if raw.cores is not None:
+        cores = cores_of(names.cores, raw.cores, raw.container)
+    percent = 0 if memory else p.rules.omitted_percent
+    return ContainerRequest(nums, p.common_word, memory, percent, cores)
+
+
+def read_resources(p: VendorProfile, container: Mapping[str, Any]) -> RawRequest | None:
+    """The quantities the container names of this vendor, or None when there is none at all."""
+    resources = container.get("resources") or _EMPTY
+    limits = resources.get("limits") or _EMPTY
+    requests = (resources.get("requests") if p.rules.lookup == "limits_then_requests" else None) or _EMPTY
+    if not limits and not requests:
+        return None
+    names = p.names
+
+    def read(name: str) -> Any:
+        if not name:
+            return None
+        found = limits.get(name)
+        return requests.get(name) if found is None else found
+
+    count, memory, cores = read(names.count), read(names.memory), read(names.cores)
+    extra = {word: found for word, name in names.extra.items() if (found := read(name)) is not None}
+    if count is None and memory is None and cores is None and not extra:
+        return None
+    return RawRequest(count, memory, cores, extra, str(container.get("name", "")))
+
+
+# --- quantities -----------------------------------------------------------------------------------------
+
+
+def integer(text: Any) -> int | None:
+    """The plain integer a quantity stands for once the API server has written it, or None."""
+    if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 19:
+        return int(text)
+    try:
+        number, ok = quantity.as_int64(quantity.canonical(text))
+    except QuantityError:
+        return None
+    return number if ok else None
+
+
+def count_of(name: str, text: Any, container: str) -> int:
+    """A device count, 1..int32. Raises `AdmissionRejected`."""
+    number = integer(text)
+    if number is None or not 0 < number <= INT32_MAX:
+        raise AdmissionRejected(
+            f"{name} {_shown(text)} of container {container} is invalid: "
+            f"it must be an integer between 1 and {INT32_MAX}"
+        )
+    return number
+
+
+def memory_of(name: str, text: Any, factor: int, container: str) -> int:
+    """A memory request in MiB (the user's value times `factor`), 0..int32. Raises `AdmissionRejected`."""
+    number = integer(text)
+    top = INT32_MAX // factor
+    if number is None or not 0 <= number <= top:
+        raise AdmissionRejected(
+            f"{name} {_shown(text)} of container {container} is invalid: the unit is {_unit(factor)}, "
+            f"write an integer between 0 and {top}{_hint(text, factor)}"
+        )
+    return number * factor
+
+
+def cores_of(name: str, text: Any, container: str) -> int:
+    """A core request, 0..int32. Raises `AdmissionRejected`."""
+    number = integer(text)
+    if number is None or not 0 <= number <= INT32_MAX:
+        raise AdmissionRejected(
+            f"{name} {_shown(text)} of container {container} is invalid: "
+            "it is a percentage of one card, write an integer between 0 and 100"
+        )
+    return number
+
+
+def _unit(factor: int) -> str:
+    return "MiB" if factor == 1 else f"{factor} MiB"
+
+
+def _hint(text: Any, factor: int) -> str:
+    try:
+        wanted = quantity.value(text)
+    except QuantityError:
+        return ""
+    mib = wanted // (1 << 20) // factor
+    return f" (for {text} of memory write {mib})" if 0 < mib <= INT32_MAX // factor else ""
+
+
+def _shown(text: Any) -> str:
+    return repr(text)[:40]
+
+
+# --- pods as the API server writes them -----------------------------------------------------------------
+
+
+def annotations_of(pod: Mapping[str, Any]) -> Mapping[str, str]:
+    """The pod's annotations, maybe empty."""
+    metadata = pod.get("metadata") or _EMPTY
+    found: Mapping[str, str] = metadata.get("annotations") or _EMPTY
+    return found
+
+
+def containers_of(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The pod's containers in slot order: init containers, then regular ones."""
+    spec = pod.get("spec") or _EMPTY
+    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+
+
+def shape_of(pod: Mapping[str, Any]) -> PodShape:
+    """The pod's container slots."""
+    spec = pod.get("spec") or _EMPTY
+    inits: Sequence[Mapping[str, Any]] = spec.get("initContainers") or ()
+    apps: Sequence[Mapping[str, Any]] = spec.get("containers") or ()
+    kinds = [SlotKind.SIDECAR if c.get("restartPolicy") == "Always" else SlotKind.INIT for c in inits]
+    kinds.extend(SlotKind.APP for _ in apps)
+    return PodShape(tuple(kinds), tuple(str(c.get("name", "")) for c in (*inits, *apps)))
+
+
+def pod_info(pod: Mapping[str, Any]) -> PodInfo:
+    """What fit, vector needs and annotations may know of the pod."""
+    metadata = pod.get("metadata") or _EMPTY
+    return PodInfo(
+        str(metadata.get("uid", "")),
+        str(metadata.get("namespace", "")),
+        str(metadata.get("name", "")),
+        metadata.get("annotations") or _EMPTY,
+        shape_of(pod),
+    )
+
+
+# --- helpers of admission hooks -------------------------------------------------------------------------
+
+
+def limit_of(container: Mapping[str, Any], name: str) -> Any:
+    """The container's limit of a resource, or None."""
+    return ((container.get("resources") or _EMPTY).get("limits") or _EMPTY).get(name) if name else None
+
+
+def resource_of(container: Mapping[str, Any], name: str) -> Any:
+    """The container's limit of a resource, else its request, or None."""
+    found = limit_of(container, name)
+    if found is not None or not name:
+        return found
+    return ((container.get("resources") or _EMPTY).get("requests") or _EMPTY).get(name)
+
+
+def set_limit(container: dict[str, Any], name: str, value: int) -> None:
+    """Write a limit, creating the maps on the way."""
+    resources: dict[str, Any] | None = container.get("resources")
+    if not resources:
+        resources = container["resources"] = {}
+    limits: dict[str, Any] | None = resources.get("limits")
+    if not limits:
+        limits = resources["limits"] = {}
+    limits[name] = str(value)
+
+
+def append_env(container: dict[str, Any], name: str, value: str, *, wins: Callable[[Any], bool]) -> None:
+    """Append an environment variable unless the last entry of that name satisfies `wins`."""
+    env = container.get("env") or []
+    last = next((entry for entry in reversed(env) if entry.get("name") == name), None)
+    if last is None or not wins(last):
+        container["env"] = [*env, {"name": name, "value": value}]
+
+
+def any_value(_entry: Any) -> bool:
+    """For `append_env`: a value the user has set is never overridden."""
+    return True
