@@ -18,6 +18,7 @@ from hami.vendors.request import (
     cores_of,
     count_of,
     integer,
+    invalid,
     limit_of,
     memory_of,
     resource_of,
@@ -116,9 +117,8 @@ def admit(
     percentage = resource_of(container, percentage_name)
     percent = None if percentage is None else integer(percentage)
     if percentage is not None and (percent is None or not 0 <= percent <= 100):
-        raise AdmissionRejected(
-            f"{percentage_name} {str(percentage)[:40]!r} of container {container.get('name')} is invalid: "
-            "it must be an integer between 0 and 100"
+        raise invalid(
+            percentage_name, percentage, container.get("name"), "must be an integer between 0 and 100"
         )
     priority = limit_of(container, priority_name)
     if priority is not None:
@@ -141,8 +141,11 @@ def _default_count(config: NvidiaConfig, container: dict[str, Any], p: VendorPro
     names = p.names
     if limit_of(container, names.count) is not None:
         return True
-    asks = (names.memory, names.extra.get(PERCENTAGE, ""), names.cores)
-    if config.default_count <= 0 or all(limit_of(container, name) is None for name in asks):
+    sizes = [limit_of(container, name) for name in (names.memory, names.extra.get(PERCENTAGE, ""))]
+    cores = limit_of(container, names.cores)
+    if resource_of(container, names.count) is not None and sizes == [None, None] and integer(cores) == 100:
+        return True  # a count among the requests, with our own exclusive default: nothing more to do
+    if config.default_count <= 0 or (cores is None and sizes == [None, None]):
         return False
     set_limit(container, names.count, config.default_count)
     return True
@@ -165,7 +168,7 @@ def _priority(name: str, text: Any) -> str:
     try:
         return str(quantity.value(text))
     except QuantityError as error:
-        raise AdmissionRejected(f"{name} {str(text)[:40]!r} is invalid: {error}") from error
+        raise AdmissionRejected(f"invalid {name} value {str(text)[:40]}: {error}") from error
 
 
 def parse(

@@ -115,10 +115,7 @@ def count_of(name: str, text: Any, container: str) -> int:
     """A device count, 1..int32. Raises `AdmissionRejected`."""
     number = integer(text)
     if number is None or not 0 < number <= INT32_MAX:
-        raise AdmissionRejected(
-            f"{name} {_shown(text)} of container {container} is invalid: "
-            f"it must be an integer between 1 and {INT32_MAX}"
-        )
+        raise invalid(name, text, container, f"must be an integer between 1 and {INT32_MAX}")
     return number
 
 
@@ -127,10 +124,9 @@ def memory_of(name: str, text: Any, factor: int, container: str) -> int:
     number = integer(text)
     top = INT32_MAX // factor
     if number is None or not 0 <= number <= top:
-        raise AdmissionRejected(
-            f"{name} {_shown(text)} of container {container} is invalid: the unit is {_unit(factor)}, "
-            f"write an integer between 0 and {top}{_hint(text, factor)}"
-        )
+        unit = "MiB" if factor == 1 else f"{factor} MiB"
+        rule = f"the unit is {unit}, must be an integer between 0 and {top}{_hint(text, factor)}"
+        raise invalid(name, text, container, rule)
     return number * factor
 
 
@@ -138,15 +134,13 @@ def cores_of(name: str, text: Any, container: str) -> int:
     """A core request, 0..int32. Raises `AdmissionRejected`."""
     number = integer(text)
     if number is None or not 0 <= number <= INT32_MAX:
-        raise AdmissionRejected(
-            f"{name} {_shown(text)} of container {container} is invalid: "
-            "it is a percentage of one card, write an integer between 0 and 100"
-        )
+        raise invalid(name, text, container, "must be an integer between 0 and 100, percent of one card")
     return number
 
 
-def _unit(factor: int) -> str:
-    return "MiB" if factor == 1 else f"{factor} MiB"
+def invalid(name: str, text: Any, container: object, rule: str) -> AdmissionRejected:
+    """The denial of a quantity: what, where, and what would be accepted."""
+    return AdmissionRejected(f"invalid {name} value {str(text)[:40]} in container {container}: {rule}")
 
 
 def _hint(text: Any, factor: int) -> str:
@@ -156,10 +150,6 @@ def _hint(text: Any, factor: int) -> str:
         return ""
     mib = wanted // (1 << 20) // factor
     return f" (for {text} of memory write {mib})" if 0 < mib <= INT32_MAX // factor else ""
-
-
-def _shown(text: Any) -> str:
-    return repr(text)[:40]
 
 
 # --- pods as the API server writes them -----------------------------------------------------------------
