@@ -1,8 +1,8 @@
 """The device config file as typed data (scheduler.md §3): one frozen dataclass per section.
 
-A field's wire name stands in its metadata (sections are called as their fields); its annotation says what the
-file may hold. An absent key takes the field's default (0, false, "" or empty), an absent section the section's
-defaults.
+A field's wire name stands in its metadata (sections are called as their fields); its annotation says what
+the file may hold. An absent key takes the field's default (0, false, "" or empty), an absent section the
+section's defaults.
 """
 
 from dataclasses import dataclass, field

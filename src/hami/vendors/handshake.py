@@ -1,0 +1,198 @@
+"""Whether a vendor's node plugin is alive: one state machine per (node, vendor), without I/O (README R8).
+
+The register text says what devices there are; the handshake annotation only that the plugin lives. A plugin
+that died leaves its register text behind, so the machine remembers it (dead mark) and takes the devices
+back only on evidence of life. It never keeps a clock: every step gets the time, and `due` says when time
+alone matters next.
+"""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from hami.protocol.errors import TimestampError
+from hami.protocol.timestamps import age, format_handshake, is_skewed, parse_handshake
+from hami.vendors.discovery import register_source
+from hami.vendors.types import NodeView, VendorProfile
+
+EXPIRY_SECONDS: Final = 60.0
+"""A `Requesting` value unanswered for longer means a dead plugin, unless devices are allocatable."""
+
+REQUESTING: Final = "Requesting"
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The node as the API server shows it."""
+
+    source: Hashable  # `register_source`; None: nothing of this vendor on the node
+    handshake: str | None  # value of the handshake annotation
+    allocatable: int | None  # of the count resource; None: not reported
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing changed, but `due` has come."""
+
+
+Event = Seen | TimePassed
+
+
+@dataclass(frozen=True, slots=True)
+class Refresh:
+    """Read the devices again and replace the cached ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Remove the vendor's cached devices from the node."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class PatchNode:
+    """Write node annotations; None removes the key."""
+
+    annotations: Mapping[str, str | None] = field(hash=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Something an operator should know: an event on the node."""
+
+    reason: str
+    message: str
+
+
+Action = Refresh | Drop | PatchNode | Report
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Memory of the machine."""
+
+    seen: Seen | None = None
+    applied: Hashable = None  # source of the cached devices; None: none cached
+    dead: Hashable = None  # source when the plugin was declared dead; None: no dead mark
+    first_seen: float = 0.0  # when the current handshake value was first seen, Unix seconds
+    written: float | None = None  # time in the current value, read as UTC
+
+
+def seen(p: VendorProfile, node: NodeView) -> Seen:
+    """What the machine looks at."""
+    handshake = node.annotations.get(p.rules.handshake) if p.rules.handshake else None
+    return Seen(register_source(p, node), handshake, node.allocatable.get(p.names.count))
+
+
+class Handshake:
+    """The machine of one vendor; the state belongs to the caller."""
+
+    def __init__(self, p: VendorProfile) -> None:
+        self._p = p
+        self._rules = p.rules
+
+    def start(self, _now: float) -> tuple[State, tuple[Action, ...]]:
+        """The state of a node not seen yet."""
+        return State(), ()
+
+    def step(self, state: State, event: Event, now: float) -> tuple[State, tuple[Action, ...]]:
+        """The next state and what to do, in order. Equal inputs give equal outputs."""
+        actions: list[Action] = []
+        if isinstance(event, Seen):
+            state = self._notice(state, event, now, actions)
+        if state.seen is None:
+            return state, ()
+        if state.seen.source is None:
+            return self._without_source(state, actions)
+        if self._is_dead(state, now):
+            return self._bury(state, actions)
+        if state.dead is not None:
+            if not self._shows_life(state):
+                return state, tuple(actions)
+            state = replace(state, dead=None)
+        if state.applied != state.seen.source:
+            state = replace(state, applied=state.seen.source)
+            actions.append(Refresh())
+        if self._rules.handshake and REQUESTING not in (state.seen.handshake or ""):
+            value = f"{REQUESTING}_{format_handshake(now)}"
+            actions.append(PatchNode({self._rules.handshake: value}))
+        return state, tuple(actions)
+
+    def due(self, state: State) -> float | None:
+        """When the answer may change although nothing on the node does (Unix seconds); None: never."""
+        value = state.seen and state.seen.handshake
+        if state.seen is None or state.dead is not None or not value or REQUESTING not in value:
+            return None
+        if self._rules.health in ("capacity", "always") or (state.seen.allocatable or 0) > 0:
+            return None
+        if state.applied is None:
+            return None
+        since = state.first_seen if state.written is None else min(state.first_seen, state.written)
+        return since + EXPIRY_SECONDS + 1
+
+    # --- rules ------------------------------------------------------------------------------------------
+
+    def _notice(self, state: State, now_seen: Seen, now: float, actions: list[Action]) -> State:
+        before = state.seen.handshake if state.seen else None
+        value = now_seen.handshake
+        if state.seen is not None and value == before:
+            return replace(state, seen=now_seen)
+        written = _written_time(value)
+        if written is not None and is_skewed(written, now):
+            text = f"{self._rules.handshake} is {written - now:.0f} s ahead of this clock and not trusted"
+            actions.append(Report("ClockSkew", text))
+        return replace(state, seen=now_seen, first_seen=now, written=written)
+
+    def _without_source(self, state: State, actions: list[Action]) -> tuple[State, tuple[Action, ...]]:
+        if state.applied is not None:
+            actions.append(Drop("the node no longer registers devices"))
+        return replace(state, applied=None, dead=None), tuple(actions)
+
+    def _is_dead(self, state: State, now: float) -> bool:
+        assert state.seen is not None
+        allocatable = state.seen.allocatable
+        if self._rules.health == "always" or (allocatable or 0) > 0:
+            return False
+        if self._rules.health == "capacity" or (self._rules.health == "allocatable" and allocatable == 0):
+            return True
+        value = state.seen.handshake
+        if not self._rules.handshake or value is None or REQUESTING not in value:
+            return False
+        if state.written is None:
+            return True  # `Requesting`, `Requesting_garbage`: expired
+        return age(state.written, state.first_seen, now) > EXPIRY_SECONDS
+
+    def _bury(self, state: State, actions: list[Action]) -> tuple[State, tuple[Action, ...]]:
+        assert state.seen is not None
+        if state.applied is not None:
+            actions.append(Drop("the device plugin no longer answers and nothing is allocatable"))
+            key = self._cleanup_key(state.seen)
+            if key:
+                actions.append(PatchNode({key: None}))
+        return replace(state, applied=None, dead=state.seen.source), tuple(actions)
+
+    def _cleanup_key(self, now_seen: Seen) -> str | None:
+        key = self._rules.cleanup
+        if key is None or (key == self._rules.handshake and now_seen.handshake is None):
+            return None
+        return key
+
+    def _shows_life(self, state: State) -> bool:
+        assert state.seen is not None
+        value = state.seen.handshake
+        answered = value is not None and REQUESTING not in value
+        return answered or state.seen.source != state.dead or (state.seen.allocatable or 0) > 0
+
+
+def _written_time(value: str | None) -> float | None:
+    """Time in a `Requesting_<time>` value; None for anything else or unreadable."""
+    if value is None or REQUESTING not in value:
+        return None
+    _, underscore, text = value.partition("_")
+    if not underscore:
+        return None
+    try:
+        return parse_handshake(text)
+    except TimestampError:
+        return None
