@@ -101,28 +101,25 @@ class Handshake:
         actions: list[Action] = []
         if isinstance(event, Seen):
             state = self._notice(state, event, now, actions)
-        if state.seen is None:
+        now_seen = state.seen
+        if now_seen is None:
             return state, ()
-        if state.seen.source is None:
+        if now_seen.source is None:
             return self._without_source(state, actions)
-        if self._is_dead(state, now):
-            return self._bury(state, actions)
-        if state.dead is not None:
-            if not self._shows_life(state):
-                return state, tuple(actions)
-            state = replace(state, dead=None)
-        if state.applied != state.seen.source:
-            state = replace(state, applied=state.seen.source)
+        if self._is_dead(state, now_seen, now):
+            return self._bury(state, now_seen, actions)
+        if state.dead is not None and not self._shows_life(state.dead, now_seen):
+            return state, tuple(actions)
+        if state.applied != now_seen.source:
             actions.append(Refresh())
-        if self._rules.handshake and REQUESTING not in (state.seen.handshake or ""):
+        if self._rules.handshake and REQUESTING not in (now_seen.handshake or ""):
             value = f"{REQUESTING}_{format_handshake(now)}"
             actions.append(PatchNode({self._rules.handshake: value}))
-        return state, tuple(actions)
+        return replace(state, applied=now_seen.source, dead=None), tuple(actions)
 
     def due(self, state: State) -> float | None:
         """When the answer may change although nothing on the node does (Unix seconds); None: never."""
-        value = state.seen and state.seen.handshake
-        if state.seen is None or state.dead is not None or not value or REQUESTING not in value:
+        if state.seen is None or state.dead is not None or REQUESTING not in (state.seen.handshake or ""):
             return None
         if self._rules.health in ("capacity", "always") or (state.seen.allocatable or 0) > 0:
             return None
@@ -149,28 +146,26 @@ class Handshake:
             actions.append(Drop("the node no longer registers devices"))
         return replace(state, applied=None, dead=None), tuple(actions)
 
-    def _is_dead(self, state: State, now: float) -> bool:
-        assert state.seen is not None
-        allocatable = state.seen.allocatable
+    def _is_dead(self, state: State, now_seen: Seen, now: float) -> bool:
+        allocatable = now_seen.allocatable
         if self._rules.health == "always" or (allocatable or 0) > 0:
             return False
         if self._rules.health == "capacity" or (self._rules.health == "allocatable" and allocatable == 0):
             return True
-        value = state.seen.handshake
+        value = now_seen.handshake
         if not self._rules.handshake or value is None or REQUESTING not in value:
             return False
         if state.written is None:
             return True  # `Requesting`, `Requesting_garbage`: expired
         return age(state.written, state.first_seen, now) > EXPIRY_SECONDS
 
-    def _bury(self, state: State, actions: list[Action]) -> tuple[State, tuple[Action, ...]]:
-        assert state.seen is not None
+    def _bury(self, state: State, now_seen: Seen, actions: list[Action]) -> tuple[State, tuple[Action, ...]]:
         if state.applied is not None:
             actions.append(Drop("the device plugin no longer answers and nothing is allocatable"))
-            key = self._cleanup_key(state.seen)
+            key = self._cleanup_key(now_seen)
             if key:
                 actions.append(PatchNode({key: None}))
-        return replace(state, applied=None, dead=state.seen.source), tuple(actions)
+        return replace(state, applied=None, dead=now_seen.source), tuple(actions)
 
     def _cleanup_key(self, now_seen: Seen) -> str | None:
         key = self._rules.cleanup
@@ -178,11 +173,11 @@ class Handshake:
             return None
         return key
 
-    def _shows_life(self, state: State) -> bool:
-        assert state.seen is not None
-        value = state.seen.handshake
+    def _shows_life(self, dead: Hashable, now_seen: Seen) -> bool:
+        """An answer of the plugin, other devices, or devices that kubelet can give out."""
+        value = now_seen.handshake
         answered = value is not None and REQUESTING not in value
-        return answered or state.seen.source != state.dead or (state.seen.allocatable or 0) > 0
+        return answered or now_seen.source != dead or (now_seen.allocatable or 0) > 0
 
 
 def _written_time(value: str | None) -> float | None:
