@@ -32,7 +32,14 @@ class UnsafePathError(NodeError):
 
 
 class NoBindingPodError(NodeError):
-    """No pod on this node waits for devices; nothing is known that could be marked as failed."""
+    """No pod on this node waits for devices; nothing is known that could be marked as failed.
+
+    ``exhausted`` is ``namespace/name`` of a pod that would have been meant but has nothing left, or empty.
+    """
+
+    def __init__(self, message: str, exhausted: str = "") -> None:
+        super().__init__(f"{message} ({exhausted} has nothing left to allocate)" if exhausted else message)
+        self.exhausted = exhausted
 
 
 class AllocateError(NodeError):

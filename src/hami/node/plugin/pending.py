@@ -87,17 +87,23 @@ def find_pod(
     """
     here = [pod for pod in pods if pod.node_name == node_name]
     owner = _lock_owner(lock, now, lock_timeout_s)
-    if owner is not None:
-        for pod in here:
-            if (
-                pod.namespace == owner.namespace
-                and pod.name == owner.name
-                and not holder_is_done(pod, node_name)
-            ):
-                return pod
-    waiting = [pod for pod in here if _waits(pod, node_name) and _matches(pod, wanted)]
+    holder = next(
+        (
+            pod
+            for pod in here
+            if owner is not None and (pod.namespace, pod.name) == (owner.namespace, owner.name)
+        ),
+        None,
+    )
+    if holder is not None and not holder_is_done(holder, node_name):
+        return holder
+    candidates = [pod for pod in here if _waits(pod, node_name)]
+    waiting = [pod for pod in candidates if _matches(pod, wanted)]
     if not waiting:
-        raise NoBindingPodError(f"no binding pod found on node {node_name}")
+        named = next((pod for pod in (holder, *candidates) if pod is not None and _is_exhausted(pod)), None)
+        raise NoBindingPodError(
+            f"no binding pod found on node {node_name}", f"{named.namespace}/{named.name}" if named else ""
+        )
     return min(waiting, key=lambda pod: (_bind_time(pod, now), pod.namespace, pod.name))
 
 
@@ -177,6 +183,13 @@ def _waits(pod: Pod, node_name: str) -> bool:
         and notes.get(BIND_PHASE) in (BIND_ALLOCATING, BIND_SUCCESS)
         and notes.get(ASSIGNED_NODE) == node_name
     )
+
+
+def _is_exhausted(pod: Pod) -> bool:
+    try:
+        return is_consumed(remaining(pod))
+    except AllocateError:
+        return False
 
 
 def _matches(pod: Pod, wanted: Sequence[int]) -> bool:
