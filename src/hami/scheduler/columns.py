@@ -1,0 +1,216 @@
+"""Cards as NumPy columns: what the vendors' vector checks see.
+
+The cards of one vendor live in *banks*, one per card count rounded up to a power of two, so that every node
+of a bank takes the same number of entries and "how many cards of each node pass" is a popcount over machine
+words. Entries that no card fills are never healthy and never real.
+"""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hami.vendors.types import BoolArray, Card, DeviceInfo, IntArray, Usage
+
+NO_SLOT_LIMIT = 2**62
+"""Free slots of a node that does not report the count resource."""
+
+_INT_COLUMNS = ("node", "slots", "used", "mem", "usedmem", "cores", "usedcores", "type", "mode", "id")
+_BOOL_COLUMNS = ("healthy", "cordoned", "real")
+_WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+
+
+class CodeBook:
+    """Distinct values behind the coded columns of one vendor; codes of ids that are gone are used again."""
+
+    def __init__(self) -> None:
+        self.types: list[str] = []
+        self.modes: list[str] = []
+        self.ids: list[str] = []
+        self.id_codes: dict[str, int] = {}
+        self._type_codes: dict[str, int] = {}
+        self._mode_codes: dict[str, int] = {}
+        self._id_uses: dict[str, int] = {}
+        self._free_ids: list[int] = []
+
+    def type_code(self, value: str) -> int:
+        return _code(value, self.types, self._type_codes)
+
+    def mode_code(self, value: str) -> int:
+        return _code(value, self.modes, self._mode_codes)
+
+    def take_id(self, card_id: str) -> int:
+        """Code of a card id; ids may repeat across nodes, each use is given back with `drop_id`."""
+        self._id_uses[card_id] = self._id_uses.get(card_id, 0) + 1
+        code = self.id_codes.get(card_id)
+        if code is None:
+            if self._free_ids:
+                code = self._free_ids.pop()
+                self.ids[code] = card_id
+            else:
+                code = len(self.ids)
+                self.ids.append(card_id)
+            self.id_codes[card_id] = code
+        return code
+
+    def drop_id(self, card_id: str) -> None:
+        uses = self._id_uses[card_id] - 1
+        if uses:
+            self._id_uses[card_id] = uses
+            return
+        del self._id_uses[card_id]
+        code = self.id_codes.pop(card_id)
+        self.ids[code] = ""
+        self._free_ids.append(code)
+
+
+class Bank:
+    """Columns of every node of one vendor whose card count rounds up to `width`; implements `CardColumns`.
+
+    Entry `row * width + position` is the card at `position` of the bank's node `row`. Rows are dense:
+    removing one moves the last row into its place.
+    """
+
+    def __init__(self, width: int, tables: CodeBook) -> None:
+        self.width = width
+        self.tables = tables
+        self.rows = 0
+        self._capacity = 0
+        self._ints = {name: np.zeros(0, np.int64) for name in _INT_COLUMNS}
+        self._bools = {name: np.zeros(0, np.bool_) for name in _BOOL_COLUMNS}
+        self._node_rows = np.zeros(0, np.int64)
+        self._card_counts = np.zeros(0, np.int64)
+        self._free_slots = np.zeros(0, np.int64)
+        self._cut()
+
+    # --- columns ------------------------------------------------------------------------------------------
+
+    def _cut(self) -> None:
+        end = self.rows * self.width
+        ints = {name: column[:end] for name, column in self._ints.items()}
+        self.node: IntArray = ints["node"]
+        self.slots: IntArray = ints["slots"]
+        self.used: IntArray = ints["used"]
+        self.mem: IntArray = ints["mem"]
+        self.usedmem: IntArray = ints["usedmem"]
+        self.cores: IntArray = ints["cores"]
+        self.usedcores: IntArray = ints["usedcores"]
+        self.type: IntArray = ints["type"]
+        self.mode: IntArray = ints["mode"]
+        self.id: IntArray = ints["id"]
+        self.healthy: BoolArray = self._bools["healthy"][:end]
+        self.cordoned: BoolArray = self._bools["cordoned"][:end]
+        self.real: BoolArray = self._bools["real"][:end]
+        self.node_rows: IntArray = self._node_rows[: self.rows]  # one per bank row: row of the node table
+        self.card_counts: IntArray = self._card_counts[: self.rows]
+        self.free_slots: IntArray = self._free_slots[: self.rows]
+
+    def per_node(self, passes: BoolArray) -> NDArray[Any]:
+        """How many entries of each bank row are true."""
+        word = _WORDS.get(self.width)
+        if word is not None:
+            return np.bitwise_count(passes.view(word))
+        words = np.bitwise_count(passes.view(np.uint64)).reshape(self.rows, self.width // 8)
+        totals: NDArray[Any] = words.sum(axis=1, dtype=np.int64)
+        return totals
+
+    # --- changes ------------------------------------------------------------------------------------------
+
+    def add(self, node_row: int, infos: tuple[DeviceInfo, ...], cordoned: frozenset[str]) -> int:
+        """Append a node's cards, unused; returns the bank row."""
+        if self.rows == self._capacity:
+            self._grow()
+        row = self.rows
+        self.rows += 1
+        self._node_rows[row] = node_row
+        self._card_counts[row] = len(infos)
+        self._free_slots[row] = NO_SLOT_LIMIT
+        self._cut()
+        start, end = row * self.width, (row + 1) * self.width
+        for column in self._ints.values():
+            column[start:end] = 0
+        for flags in self._bools.values():
+            flags[start:end] = False
+        self.node[start:end] = node_row
+        for at, info in enumerate(infos, start):
+            self.slots[at] = info.count
+            self.mem[at] = info.devmem
+            self.cores[at] = info.devcore
+            self.type[at] = self.tables.type_code(info.type)
+            self.mode[at] = self.tables.mode_code(info.mode)
+            self.id[at] = self.tables.take_id(info.id)
+            self.healthy[at] = info.health
+            self.cordoned[at] = info.id in cordoned
+            self.real[at] = True
+        return row
+
+    def remove(self, row: int, infos: tuple[DeviceInfo, ...]) -> int:
+        """Drop a bank row; returns the row that now lies in its place (its former number), or -1."""
+        for info in infos:
+            self.tables.drop_id(info.id)
+        last = self.rows - 1
+        if row != last:
+            into = slice(row * self.width, (row + 1) * self.width)
+            source = slice(last * self.width, (last + 1) * self.width)
+            for column in (*self._ints.values(), *self._bools.values()):
+                column[into] = column[source]
+            for per_row in (self._node_rows, self._card_counts, self._free_slots):
+                per_row[row] = per_row[last]
+        self.rows = last
+        self._cut()
+        return last if row != last else -1
+
+    def set_usage(self, row: int, position: int, used: Usage) -> None:
+        at = row * self.width + position
+        self.used[at] = used.slots
+        self.usedmem[at] = used.mem
+        self.usedcores[at] = used.cores
+
+    def set_usages(self, row: int, cards: list[Card]) -> None:
+        for position, card in enumerate(cards):
+            self.set_usage(row, position, card.used)
+
+    def _grow(self) -> None:
+        self._capacity = max(8, self._capacity + self._capacity // 2)
+        entries = self._capacity * self.width
+        for name, column in self._ints.items():
+            self._ints[name] = _enlarged(column, entries)
+        for name, flags in self._bools.items():
+            self._bools[name] = _enlarged(flags, entries)
+        self._node_rows = _enlarged(self._node_rows, self._capacity)
+        self._card_counts = _enlarged(self._card_counts, self._capacity)
+        self._free_slots = _enlarged(self._free_slots, self._capacity)
+
+
+class VendorColumns:
+    """All banks of one vendor."""
+
+    def __init__(self) -> None:
+        self.tables = CodeBook()
+        self._banks: dict[int, Bank] = {}
+
+    def bank_for(self, cards: int) -> Bank:
+        """The bank of nodes with `cards` cards (>= 1)."""
+        width = 1 << (cards - 1).bit_length()
+        bank = self._banks.get(width)
+        if bank is None:
+            bank = self._banks[width] = Bank(width, self.tables)
+        return bank
+
+    def banks(self) -> list[Bank]:
+        """The banks that hold a node."""
+        return [bank for bank in self._banks.values() if bank.rows]
+
+
+def _code(value: str, values: list[str], codes: dict[str, int]) -> int:
+    code = codes.get(value)
+    if code is None:
+        code = codes[value] = len(values)
+        values.append(value)
+    return code
+
+
+def _enlarged(column: NDArray[Any], entries: int) -> NDArray[Any]:
+    larger = np.zeros(entries, column.dtype)
+    larger[: len(column)] = column
+    return larger

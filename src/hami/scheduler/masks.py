@@ -1,0 +1,126 @@
+"""Candidate lists and the vector mask: which nodes may fit, for all nodes at once (scheduler.md §6.6)."""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from hami.protocol.errors import ObjectError
+from hami.scheduler.answers import PodRequest
+from hami.scheduler.columns import Bank
+from hami.scheduler.nodes import NodeTable
+from hami.scheduler.requests import slots_needed
+from hami.vendors.selection import policy_words
+from hami.vendors.types import BoolArray, ContainerRequest, IntArray, VectorNeeds, VendorProfile
+
+_CACHED_LISTS = 16
+
+
+class Mask:
+    """Candidate nodes by name, resolved to rows of the node table; resolved again after nodes come or go."""
+
+    __slots__ = ("_by_row", "_names_version", "_rows", "names", "unregistered")
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(dict.fromkeys(names))
+        self.unregistered: tuple[str, ...] = ()
+        self._names_version = -1
+        self._rows: IntArray = np.zeros(0, np.int64)
+        self._by_row: BoolArray = np.zeros(0, np.bool_)
+
+    def rows(self, table: NodeTable) -> BoolArray:
+        """Per row of the table: is it a candidate. Never write to it."""
+        self._resolve(table)
+        return self._by_row
+
+    def row_numbers(self, table: NodeTable) -> IntArray:
+        """Rows of the registered candidates, in the order of `names`."""
+        self._resolve(table)
+        return self._rows
+
+    def _resolve(self, table: NodeTable) -> None:
+        if self._names_version == table.names_version:
+            return
+        rows = table.rows_of(self.names)
+        known = rows >= 0
+        self.unregistered = tuple(name for name, there in zip(self.names, known, strict=True) if not there)
+        self._rows = rows[known]
+        self._by_row = np.zeros(len(table.by_row), np.bool_)
+        self._by_row[self._rows] = True
+        self._names_version = table.names_version
+
+
+class MaskCache:
+    """The masks of the last few distinct candidate lists."""
+
+    def __init__(self) -> None:
+        self._masks: OrderedDict[tuple[str, ...] | bytes, Mask] = OrderedDict()
+
+    def of(self, names: Sequence[str]) -> Mask:
+        key = tuple(names)
+        return self._find(key) or self._keep(key, Mask(key))
+
+    def of_json(self, raw: bytes) -> Mask:
+        """Mask of a JSON list of names. Raises `ObjectError`."""
+        found = self._find(raw)
+        if found is not None:
+            return found
+        try:
+            names = msgspec.json.decode(raw, type=list[str])
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ObjectError(f"invalid list of node names: {error}") from None
+        return self._keep(raw, Mask(names))
+
+    def _find(self, key: tuple[str, ...] | bytes) -> Mask | None:
+        mask = self._masks.get(key)
+        if mask is not None:
+            self._masks.move_to_end(key)
+        return mask
+
+    def _keep(self, key: tuple[str, ...] | bytes, mask: Mask) -> Mask:
+        self._masks[key] = mask
+        if len(self._masks) > _CACHED_LISTS:
+            self._masks.popitem(last=False)
+        return mask
+
+
+def may_fit(table: NodeTable, profiles: Mapping[str, VendorProfile], request: PodRequest) -> BoolArray:
+    """Per row of the table: false means the exact fit fails. Usage before the pod; every container by
+    itself."""
+    mask = np.ones(len(table.by_row), np.bool_)
+    if request.invalid:
+        mask[:] = False
+        return mask
+    for word in request.vendors:
+        profile = profiles[word]
+        slots = slots_needed(request, word)
+        wanted = {slot[word] for slot in request.slots if word in slot}
+        some = np.zeros(len(mask), np.bool_)
+        for bank in table.columns[word].banks():
+            ok = bank.free_slots >= slots
+            for one in wanted:
+                ok &= _bank_mask(profile, one, request, bank)
+            some[bank.node_rows] = ok
+        mask &= some
+    return mask
+
+
+def _bank_mask(
+    profile: VendorProfile, wanted: ContainerRequest, request: PodRequest, bank: Bank
+) -> BoolArray:
+    needs = profile.vector_needs(profile, wanted, request.info, policy_words(request.card_policy), bank)
+    passes = bank.real
+    for check in profile.vector_checks:
+        passes = passes & check.passes(bank, needs)
+    return served(bank, needs, passes) >= needs.cards
+
+
+def served(bank: Bank, needs: VectorNeeds, passes: BoolArray) -> NDArray[Any]:
+    """Devices the passing cards of each bank row can serve at most."""
+    if needs.capacity is None:
+        return bank.per_node(passes)
+    devices: NDArray[Any] = np.where(passes, needs.capacity, 0).reshape(bank.rows, bank.width).sum(axis=1)
+    return devices

@@ -1,0 +1,137 @@
+"""Exact fit of one pod on one node (scheduler.md §6.4): pure, changes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from hami.scheduler.answers import PodRequest
+from hami.scheduler.nodes import Node, OnNode
+from hami.scheduler.policies import SPREAD, ordered
+from hami.scheduler.requests import slots_needed
+from hami.vendors.annotate import node_bonus
+from hami.vendors.fit import fit, refuse_all
+from hami.vendors.reasons import NODE_INSUFFICIENT, OUT_OF_SLOTS, reasons_text
+from hami.vendors.selection import policy_words, select
+from hami.vendors.types import (
+    UNLIMITED,
+    Allocation,
+    Card,
+    ContainerRequest,
+    FitContext,
+    FitResult,
+    Holder,
+    NodeRefuses,
+    QuotaView,
+    ScoreContext,
+    SlotKind,
+    VendorProfile,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFit:
+    """The pod on one node: allocations by vendor and the vendors' bonus, or the reason."""
+
+    allocations: Mapping[str, Allocation] | None
+    bonus: float = 0.0
+    reason: str = ""
+
+
+def fit_node(node: Node, request: PodRequest, quotas: Mapping[str, QuotaView]) -> NodeFit:
+    """Fit every container of the pod on a node as it is.
+
+    An init container sees the node with the sidecars declared before it; sidecars and regular containers
+    add up. `quotas`: what is left per vendor; vendors without a limit may be absent.
+    """
+    if request.invalid:
+        return NodeFit(None, reason=request.invalid)
+    words = request.vendors
+    steady = {word: there.cards for word, there in node.vendors.items()}
+    chosen: dict[str, Allocation] = dict.fromkeys(words, ())
+    for kind, slot in zip(request.info.shape.kinds, request.slots, strict=True):
+        held = dict(steady)
+        for word in words:
+            wanted = slot.get(word)
+            if wanted is None:
+                chosen[word] = (*chosen[word], ())
+                continue
+            there = node.vendors.get(word)
+            if there is None:
+                return NodeFit(None, reason=NODE_INSUFFICIENT)
+            quota = quotas.get(word, UNLIMITED)
+            result = _fit_vendor(node, there, request, wanted, held[word], chosen[word], quota)
+            if result.devices is None:
+                return NodeFit(None, reason=result.text())
+            held[word] = _with_devices(there, request, held[word], result)
+            chosen[word] = (*chosen[word], result.devices)
+        if kind is not SlotKind.INIT:
+            steady = held
+    return NodeFit(chosen, _bonus(node, request, chosen))
+
+
+def has_bonus(profiles: Mapping[str, VendorProfile], request: PodRequest) -> bool:
+    """Whether a node's score depends on the cards chosen."""
+    return any(profiles[word].hooks.node_bonus is not None for word in request.vendors)
+
+
+def out_of_slots(cards: int) -> str:
+    """The reason of a node on which kubelet has no slot left to give (D31)."""
+    return reasons_text({OUT_OF_SLOTS: cards}, cards)
+
+
+def _fit_vendor(
+    node: Node,
+    there: OnNode,
+    request: PodRequest,
+    wanted: ContainerRequest,
+    cards: list[Card],
+    before: Allocation,
+    quota: QuotaView,
+) -> FitResult:
+    profile = there.profile
+    try:
+        wanted = profile.resolve(wanted, node.facts, there.infos)
+    except NodeRefuses as refusal:
+        return FitResult(None, {refusal.code: refusal.count}, len(cards))
+    enough_cards = wanted.nums <= len(cards) or profile.hooks.repeatable is not None
+    if enough_cards and slots_needed(request, profile.common_word) > there.slots_left(node.facts):
+        return refuse_all(OUT_OF_SLOTS, len(cards))
+    numa_bind = select(profile.rules, request.info.annotations).numa_bound
+    context = FitContext(
+        candidates=ordered(cards, wanted, request.weights, request.card_policy, numa_bind=numa_bind),
+        request=wanted,
+        pod=request.info,
+        node=node.facts,
+        allocated=before,
+        policy=policy_words(request.card_policy),
+        quota=quota,
+    )
+    return fit(profile, context)
+
+
+def _with_devices(there: OnNode, request: PodRequest, cards: list[Card], result: FitResult) -> list[Card]:
+    """The cards as the pod's next container sees them."""
+    profile, info = there.profile, request.info
+    after = list(cards)
+    for device in result.devices or ():
+        at = there.position[device.uuid]
+        card = after[at]
+        usage = profile.algebra.of(device)
+        holders = card.holders
+        if profile.placed_annotations:
+            kept = {
+                key: info.annotations[key] for key in profile.placed_annotations if key in info.annotations
+            }
+            holders = (*holders, Holder(info.uid, info.namespace, info.name, kept, usage))
+        after[at] = Card(card.info, profile.algebra.add(card.used, usage), holders)
+    return after
+
+
+def _bonus(node: Node, request: PodRequest, chosen: Mapping[str, Allocation]) -> float:
+    """The vendors' bonuses, each with the sign it takes under the pod's node policy."""
+    total = 0.0
+    for word, allocation in chosen.items():
+        there = node.vendors[word]
+        policy: Literal["binpack", "spread"] = "spread" if request.node_policy == SPREAD else "binpack"
+        total += node_bonus(there.profile, ScoreContext(node.facts, allocation, there.cards, policy))
+    return total
