@@ -1,0 +1,1 @@
+"""Runs recorded cases (inputs and HAMi's answers) against our code and says where they differ."""

@@ -1,0 +1,98 @@
+"""Asks our code every case and judges the answers (decisions, row 79)."""
+
+from __future__ import annotations
+
+import enum
+import traceback
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+from . import built, codec, ours, request
+from .cases import Case
+from .compare import short
+
+GROUPS: dict[str, ModuleType] = {"codec": codec, "request": request}
+
+
+class Verdict(enum.Enum):
+    """What became of a case."""
+
+    PASSED = "passed"
+    FAILED = "failed"
+    UNDECIDED = "undecided"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case judged. ``why``: the difference, or why it was skipped; ``got`` our answer, for failures."""
+
+    case: Case
+    verdict: Verdict
+    why: str = ""
+    got: Any = None
+
+
+def judge_all(cases: Iterable[Case]) -> Iterator[Result]:
+    """Results in the order of ``cases``."""
+    return (judge(case) for case in cases)
+
+
+def judge(case: Case) -> Result:
+    """One case. A case marked ``ours`` passes with the record or with our own expectation, else stays open."""
+    reason = built.missing(case)
+    if reason:
+        return Result(case, Verdict.SKIPPED, reason)
+    group = GROUPS[case.group]
+    marked = bool(case.ours or case.maybe_ours)
+    try:
+        got = group.run(case)
+    except Exception as error:  # a crash of our code is a failed case, not the end of the run
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        why = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno} of {place.filename})"
+        return Result(case, Verdict.FAILED, why)
+    answers = [*case.answers, *ours.expectations(case)]
+    differences = [group.compare(answer, got, case) for answer in answers if not _is_crash(answer)]
+    if any(not found for found in differences):
+        return Result(case, Verdict.PASSED)
+    why = differences[-1] if differences else "HAMi crashes here and no expectation of ours is written down"
+    return Result(case, Verdict.UNDECIDED if marked else Verdict.FAILED, why, got)
+
+
+def _is_crash(answer: Any) -> bool:
+    return isinstance(answer, dict) and answer.get("crash") is True
+
+
+def report(results: Iterable[Result], *, show_undecided: bool = False) -> tuple[list[str], int]:
+    """Report lines (failures, one line per group, the total) and the number of failures."""
+    lines: list[str] = []
+    counts: dict[str, dict[Verdict, int]] = {}
+    for result in results:
+        case = result.case
+        counts.setdefault(case.group, dict.fromkeys(Verdict, 0))[result.verdict] += 1
+        if result.verdict is Verdict.FAILED:
+            lines += [
+                f"FAILED {case.id}: {case.what}",
+                f"  difference: {result.why}",
+                f"  expected:   {_all_answers(case)}",
+                f"  got:        {short(result.got)}",
+            ]
+        elif result.verdict is Verdict.UNDECIDED and show_undecided:
+            lines.append(f"undecided {case.id}: {case.what}: {result.why} [{'; '.join((*case.ours, *case.maybe_ours))}]")
+    total = dict.fromkeys(Verdict, 0)
+    for group, per_verdict in counts.items():
+        lines.append(f"{group}: {_sentence(per_verdict)}")
+        for verdict, number in per_verdict.items():
+            total[verdict] += number
+    lines.append(_sentence(total))
+    return lines, total[Verdict.FAILED]
+
+
+def _sentence(counts: dict[Verdict, int]) -> str:
+    return ", ".join(f"{number} {verdict.value}" for verdict, number in counts.items())
+
+
+def _all_answers(case: Case) -> str:
+    return " or ".join(short(answer) for answer in case.answers)
