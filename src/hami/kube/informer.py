@@ -94,7 +94,8 @@ class Informer(Generic[T]):
 
     ``parse`` turns one undecoded object into the value that is kept and handed to ``handler``: usually
     ``msgspec.json.Decoder(View).decode``, or that followed by a reduction. An object it refuses with
-    ``msgspec.DecodeError`` or ``HamiError`` is logged and counted; the value known before stays.
+    ``msgspec.DecodeError`` or ``HamiError`` is logged and counted; the value known before stays. ``keep``
+    makes the value smaller before it is stored: ``on_update`` and ``on_delete`` get that as the old value.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Informer(Generic[T]):
         handler: Handler[T],
         selection: Selection | None = None,
         *,
+        keep: Callable[[T], T] | None = None,
         page_size: int = PAGE_SIZE,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -115,6 +117,7 @@ class Informer(Generic[T]):
         self._client = client
         self._parse = parse
         self._handler = handler
+        self._keep = keep or _whole
         self._selection = selection or Selection()
         self._page_size = page_size
         self._rng = rng or random.Random()  # noqa: S311 -- jitter, not a secret
@@ -296,7 +299,7 @@ class Informer(Generic[T]):
         if old is not None and old.uid != meta.uid:
             self._remove(key)
             old = None
-        self._entries[key] = _Entry(meta.uid, meta.resource_version, value)
+        self._entries[key] = _Entry(meta.uid, meta.resource_version, self._keep(value))
         if old is None:
             self._call(key, lambda: self._handler.on_add(value))
         else:
@@ -329,6 +332,10 @@ class Informer(Generic[T]):
         log.warning(
             "informer.undecodable", extra={"kind": self.resource.kind, "object": name, "reason": reason}
         )
+
+
+def _whole(value: T) -> T:
+    return value
 
 
 def _watch_error(raw: msgspec.Raw) -> ApiError:

@@ -5,28 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
-
-class LeaseSpec(msgspec.Struct, rename="camel"):
-    """The members of a Lease's spec that matter to an observer."""
-
-    holder_identity: str | None = None
-    lease_duration_seconds: int | None = None
-    renew_time: str | None = None
-    lease_transitions: int | None = None
-
-
-class _LeaseObject(msgspec.Struct):
-    spec: LeaseSpec | None = None
-
-
-_decoder = msgspec.json.Decoder(_LeaseObject)
-
-
-def parse_lease(raw: msgspec.Raw) -> LeaseSpec:
-    """The spec of an undecoded Lease (empty if absent); raises ``msgspec.DecodeError``."""
-    return _decoder.decode(raw).spec or LeaseSpec()
+from hami.protocol.views import LeaseSpec
 
 
 @dataclass(slots=True)

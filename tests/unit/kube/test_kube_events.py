@@ -10,8 +10,9 @@ from typing import Any
 
 from hami.kube.client import Client
 from hami.kube.events import MAX_MESSAGE_CHARS, EventRecorder, ObjectRef
-from hami.kube.lease import LeaseObservation, LeaseSpec
+from hami.kube.lease import LeaseObservation
 from hami.kube.logs import JsonFormatter
+from hami.protocol.views import LeaseSpec
 
 POD = ObjectRef("Pod", "train-0", "team-a", "u1")
 EVENTS = "/api/v1/namespaces/team-a/events"
@@ -103,15 +104,19 @@ async def test_a_full_queue_drops_the_oldest_and_long_messages_are_cut(api: Any,
     assert len(recorder._queue[-1].message) == MAX_MESSAGE_CHARS
 
 
+def lease_record(holder: str, renewed: str) -> LeaseSpec:
+    return LeaseSpec(holder_identity=holder, lease_duration_seconds=15, renew_time=renewed)
+
+
 def test_a_lease_is_held_until_its_duration_after_the_last_change() -> None:
     lease = LeaseObservation()
-    record = LeaseSpec("sched-1_uuid", 15, "t1")
+    record = lease_record("sched-1_uuid", "t1")
     lease.observe(record, 100.0)
     assert lease.held_by("sched-1", 114.9)
     assert not lease.held_by("sched-1", 115.0)
     lease.observe(record, 110.0)
     assert not lease.held_by("sched-1", 115.0), "seeing the same record again proves nothing"
-    lease.observe(LeaseSpec("sched-1_uuid", 15, "t2"), 110.0)
+    lease.observe(lease_record("sched-1_uuid", "t2"), 110.0)
     assert lease.held_by("sched-1", 124.0)
     lease.forget()
     assert not lease.held_by("sched-1", 111.0)
@@ -119,10 +124,10 @@ def test_a_lease_is_held_until_its_duration_after_the_last_change() -> None:
 
 def test_a_host_whose_name_is_a_prefix_of_the_holder_is_not_the_leader() -> None:
     lease = LeaseObservation()
-    lease.observe(LeaseSpec("sched-10_x", 15, "t"), 0.0)
+    lease.observe(lease_record("sched-10_x", "t"), 0.0)
     assert not lease.held_by("sched-1", 1.0)
     assert lease.held_by("sched-10", 1.0)
-    lease.observe(LeaseSpec("sched-1", 15, "t2"), 0.0)
+    lease.observe(lease_record("sched-1", "t2"), 0.0)
     assert not lease.held_by("sched-1", 1.0), "an identity without a uuid part is not ours"
 
 
