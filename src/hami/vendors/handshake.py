@@ -77,6 +77,7 @@ class State:
     dead: Hashable = None  # source when the plugin was declared dead; None: no dead mark
     first_seen: float = 0.0  # when the current handshake value was first seen, Unix seconds
     written: float | None = None  # time in the current value, read as UTC
+    proof: float | None = None  # when the source last changed under our eyes: somebody wrote it
 
 
 def seen(p: VendorProfile, node: NodeView) -> Seen:
@@ -126,15 +127,17 @@ class Handshake:
         if state.applied is None:
             return None
         since = state.first_seen if state.written is None else min(state.first_seen, state.written)
-        return since + EXPIRY_SECONDS + 1
+        return max(since, state.proof or since) + EXPIRY_SECONDS + 1
 
     # --- rules ------------------------------------------------------------------------------------------
 
     def _notice(self, state: State, now_seen: Seen, now: float, actions: list[Action]) -> State:
-        before = state.seen.handshake if state.seen else None
-        value = now_seen.handshake
-        if state.seen is not None and value == before:
-            return replace(state, seen=now_seen)
+        value, before = now_seen.handshake, state.seen
+        if before is not None:
+            if now_seen.source not in (None, before.source) and before.source is not None:
+                state = replace(state, proof=now)
+            if value == before.handshake:
+                return replace(state, seen=now_seen)
         written = _written_time(value)
         if written is not None and is_skewed(written, now):
             text = f"{self._rules.handshake} is {written - now:.0f} s ahead of this clock and not trusted"
@@ -154,6 +157,8 @@ class Handshake:
             return True
         value = now_seen.handshake
         if not self._rules.handshake or value is None or REQUESTING not in value:
+            return False
+        if state.proof is not None and now - state.proof <= EXPIRY_SECONDS:
             return False
         if state.written is None:
             return True  # `Requesting`, `Requesting_garbage`: expired
