@@ -1,0 +1,224 @@
+"""Environment, mounts and limits file of one container (device-plugin.md §15.2, host-pid-broker.md §15.4)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from hami.node.config import Settings
+from hami.node.paths import HostPaths
+from hami.node.plugin.answer import (
+    Answer,
+    Delivery,
+    DeviceNode,
+    HostFiles,
+    Mount,
+    build_answer,
+    control_disabled,
+    integrate_broker,
+    limits_table,
+    limits_text,
+    reserved_variables,
+)
+from hami.protocol.allocation import ContainerDevice, Slot
+from hami.protocol.views import Container, EnvVar, ResourceRequirements
+
+U1 = "GPU-11111111-2222-3333-4444-555555555555"
+U2 = "GPU-66666666-7777-8888-9999-000000000000"
+PATHS = HostPaths("", "/usr/local", "v2.10.0")
+PLAIN = Delivery(extras={}, device_nodes={})
+FILES = HostFiles("/usr/local/vgpu/libvgpu.so.v2.10.0", license=False)
+CACHE = "/usr/local/vgpu/5b0c.cache"
+ONE: Slot = (ContainerDevice(U1, "NVIDIA", 3000, 30),)
+
+
+def slot(*devices: tuple[str, int, int]) -> Slot:
+    return tuple(ContainerDevice(uuid, "NVIDIA", memory, cores) for uuid, memory, cores in devices)
+
+
+def answer(
+    devices: Slot = ONE,
+    container: Container | None = None,
+    settings: Settings | None = None,
+    delivery: Delivery = PLAIN,
+    files: HostFiles = FILES,
+    paths: HostPaths = PATHS,
+) -> Answer:
+    chosen = container or Container(name="app")
+    config = settings or Settings()
+    table = limits_table(devices, chosen, config, CACHE, delivery)
+    return build_answer(devices, chosen, "uid-1", table, config, paths, files, delivery)
+
+
+def container_with(*env: tuple[str, str | None]) -> Container:
+    return Container(name="app", env=[EnvVar(name, value) for name, value in env])
+
+
+def targets(result: Answer) -> list[str]:
+    return [mount.container_path for mount in result.mounts]
+
+
+def test_l1_environment_and_mounts_of_a_plain_container() -> None:
+    result = answer()
+    assert result.env == {
+        "NVIDIA_VISIBLE_DEVICES": U1,
+        "CUDA_DEVICE_MEMORY_LIMIT_0": "3000m",
+        "CUDA_DEVICE_SM_LIMIT": "30",
+        "HAMI_DEVICE_UUIDS": U1,
+        "CUDA_DEVICE_MEMORY_SHARED_CACHE": CACHE,
+    }
+    assert result.mounts == (
+        Mount("/usr/local/vgpu/libvgpu.so", "/usr/local/vgpu/libvgpu.so.v2.10.0", True),
+        Mount("/usr/local/vgpu", "/usr/local/vgpu/containers/uid-1_app", False),
+        Mount("/tmp/vgpulock", "/tmp/vgpulock", False),
+        Mount("/etc/ld.so.preload", "/usr/local/vgpu/ld.so.preload", True),
+        Mount("/overrideEnv", "/usr/local/vgpu/limits/uid-1_app", True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "disabled"),
+    [
+        ((("CUDA_DISABLE_CONTROL", "true"),), True),
+        ((("CUDA_DISABLE_CONTROL", "no"), ("CUDA_DISABLE_CONTROL", "1")), True),
+        ((("CUDA_DISABLE_CONTROL", None),), False),
+        ((("CUDA_DISABLE_CONTROL", "yes"),), False),
+        ((("OTHER", "true"),), False),
+    ],
+)
+def test_l3_l4_the_preload_file_is_left_out_when_control_is_disabled(
+    env: tuple[tuple[str, str | None], ...], disabled: bool
+) -> None:
+    container = container_with(*env)
+    assert control_disabled(container) is disabled
+    assert ("/etc/ld.so.preload" not in targets(answer(container=container))) is disabled
+
+
+def test_l6_l33_limits_per_device_in_allocation_order() -> None:
+    equal = answer(slot((U1, 3000, 30), (U2, 4000, 30)))
+    assert equal.env["NVIDIA_VISIBLE_DEVICES"] == f"{U1},{U2}"
+    assert equal.env["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    assert equal.env["CUDA_DEVICE_MEMORY_LIMIT_1"] == "4000m"
+    assert "CUDA_DEVICE_SM_LIMIT_0" not in equal.env
+    different = answer(slot((U1, 3000, 30), (U2, 4000, 60)))
+    assert different.env["CUDA_DEVICE_SM_LIMIT"] == "30"
+    assert different.env["CUDA_DEVICE_SM_LIMIT_0"] == "30"
+    assert different.env["CUDA_DEVICE_SM_LIMIT_1"] == "60"
+    assert different.env["HAMI_DEVICE_UUIDS"] == f"{U1},{U2}"
+
+
+def test_l15_l16_d16_configuration_reaches_the_environment() -> None:
+    settings = Settings(memory_scaling=1.5, log_level="3", disable_core_limit=True)
+    env = answer(settings=settings).env
+    assert env["CUDA_OVERSUBSCRIBE"] == "true"
+    assert env["LIBCUDA_LOG_LEVEL"] == "3"
+    assert env["GPU_CORE_UTILIZATION_POLICY"] == "disable"
+
+
+def test_l17_a_license_file_adds_its_two_mounts_before_the_limits_file() -> None:
+    assert targets(answer(files=replace(FILES, license=True)))[-3:] == [
+        "/tmp/license",
+        "/usr/bin/vgpuvalidator",
+        "/overrideEnv",
+    ]
+
+
+def test_l20_volume_mounts_carry_the_ids() -> None:
+    result = answer(delivery=replace(PLAIN, volume_mounts=True))
+    assert result.env["NVIDIA_VISIBLE_DEVICES"] == "/var/run/nvidia-container-devices"
+    assert result.mounts[0] == Mount(f"/var/run/nvidia-container-devices/{U1}", "/dev/null", False)
+
+
+def test_l23_device_nodes_of_the_container_and_control_nodes() -> None:
+    nodes = {
+        "": (DeviceNode("/dev/nvidiactl", "/dev/nvidiactl"),),
+        U1: (DeviceNode("/dev/nvidia0", "/dev/nvidia0"),),
+        U2: (DeviceNode("/dev/nvidia1", "/dev/nvidia1"),),
+    }
+    found = answer(delivery=replace(PLAIN, device_nodes=nodes)).devices
+    assert [node.container_path for node in found] == ["/dev/nvidiactl", "/dev/nvidia0"]
+
+
+def test_the_same_card_twice_is_visible_once() -> None:
+    env = answer(slot((U1, 1, 0), (U1, 2, 0))).env
+    assert env["NVIDIA_VISIBLE_DEVICES"] == U1
+    assert env["HAMI_DEVICE_UUIDS"] == f"{U1},{U1}"
+
+
+def test_host_root_moves_host_paths_and_no_container_path() -> None:
+    result = answer(paths=HostPaths("/h", "/usr/local", "v1"))
+    assert targets(result) == targets(answer())
+    assert all(mount.host_path.startswith("/h/") for mount in result.mounts[1:])
+
+
+def test_l34_the_limits_file_holds_the_closed_list_once_and_sorted() -> None:
+    table = limits_table(ONE, Container(name="app"), Settings(), CACHE, PLAIN)
+    assert limits_text(table).decode().splitlines() == [
+        "ACTIVE_OOM_KILLER=0",
+        "CUDA_DEVICE_MEMORY_LIMIT=0",
+        "CUDA_DEVICE_MEMORY_LIMIT_0=3000m",
+        f"CUDA_DEVICE_MEMORY_SHARED_CACHE={CACHE}",
+        "CUDA_DEVICE_SM_LIMIT=30",
+        "CUDA_DEVICE_SM_LIMIT_0=30",
+        "CUDA_OVERSUBSCRIBE=false",
+        "CUDA_TASK_PRIORITY=1",
+        "GPU_CORE_UTILIZATION_POLICY=default",
+        f"HAMI_DEVICE_UUIDS={U1}",
+        "HAMI_LIMITS_FORMAT=1",
+        "LIBVGPU_HOSTPID_BROKER=0",
+        "RECORD_KERNEL_INTERVAL=1",
+        "VGPU_CHARGE_RESIDUAL=report",
+        "VGPU_FAILURE_POLICY=private",
+        "VGPU_NVML_PROCESSES=own",
+    ]
+    assert "/overrideEnv" not in targets(answer(delivery=replace(PLAIN, limits_file=False)))
+
+
+def test_the_priority_of_the_limits_file_comes_from_the_priority_resource() -> None:
+    resources = ResourceRequirements(limits={"nvidia.com/priority": "0"})
+    table = limits_table(ONE, Container(name="app", resources=resources), Settings(), CACHE, PLAIN)
+    assert table["CUDA_TASK_PRIORITY"] == "0"
+
+
+def test_l39_variables_of_the_closed_list_in_the_pod_are_found() -> None:
+    table = limits_table(ONE, Container(name="app"), Settings(), CACHE, PLAIN)
+    container = container_with(("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), ("CUDA_TASK_PRIORITY", "0"), ("PATH", "/bin"))
+    assert reserved_variables(container, table) == ("CUDA_DEVICE_MEMORY_LIMIT_0",)
+
+
+PARENT = Mount("/tmp/vgpulock", "/tmp/vgpulock", False)
+BROKER = Mount("/tmp/vgpulock/hostpid", "/var/run/hami/hostpid", True)
+X, M, Y = (Mount(f"/{name}", f"/{name}", False) for name in "xmy")
+
+
+def test_l18_a1_the_gate_adds_mount_and_variable_after_the_parent() -> None:
+    result = answer(delivery=replace(PLAIN, broker=True))
+    assert result.env["LIBVGPU_HOSTPID_BROKER"] == "1"
+    assert targets(result)[2:5] == ["/tmp/vgpulock", "/tmp/vgpulock/hostpid", "/etc/ld.so.preload"]
+
+
+def test_a3_without_the_gate_broker_mounts_and_variable_are_removed() -> None:
+    mounts = [
+        X,
+        Mount("/tmp/vgpulock/hostpid/", "/old", False),
+        Mount("/tmp/vgpulock", "/other", True),
+        Mount("tmp/vgpulock/hostpid", "/old2", False),
+        Y,
+    ]
+    env, result = integrate_broker({"LIBVGPU_HOSTPID_BROKER": "1", "K": "v"}, mounts, False, PATHS)
+    assert env == {"K": "v"}
+    assert result == [X, PARENT, Y]
+
+
+def test_a4_the_parent_moves_before_the_broker() -> None:
+    mounts = [X, Mount("tmp/vgpulock/hostpid", "/bad", False), M, Mount("/tmp/./vgpulock", "/bad", True), Y]
+    env, result = integrate_broker({}, mounts, True, PATHS)
+    assert result == [X, PARENT, BROKER, M, Y]
+    assert integrate_broker(env, result, True, PATHS) == (env, result)
+
+
+def test_a5_a9_one_canonical_mount_and_similar_names_stay() -> None:
+    near = Mount("/tmp/vgpulock/hostpid2", "/n", False)
+    mounts = [BROKER, near, Mount("/tmp/vgpulock/hostpid/../hostpid", "/bad", False)]
+    assert integrate_broker({}, mounts, True, PATHS)[1] == [PARENT, BROKER, near]
