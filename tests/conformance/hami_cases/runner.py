@@ -6,14 +6,32 @@ import enum
 import traceback
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from . import built, codec, ours, request
 from .cases import Case
 from .compare import short
+from .scheduling import Accounting, Filter
 
-GROUPS: dict[str, ModuleType] = {"codec": codec, "request": request}
+
+class Group(Protocol):
+    """How one group is asked and judged."""
+
+    def run(self, case: Case) -> Any:
+        """Our answer, in the form of the records."""
+        ...
+
+    def compare(self, expected: Any, got: Any, case: Case) -> str:
+        """The first difference, or ``""``."""
+        ...
+
+
+GROUPS: dict[str, Group] = {
+    "codec": codec,
+    "request": request,
+    "filter": Filter(),
+    "accounting": Accounting(),
+}
 
 
 class Verdict(enum.Enum):
