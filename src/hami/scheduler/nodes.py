@@ -29,6 +29,7 @@ class NodeFacts:
     allocatable: Mapping[str, int]
 
 
+_SINGLE = np.float32
 _LOCKS = frozenset({keys.NODE_LOCK, keys.CAMBRICON_LOCK})
 
 
@@ -88,10 +89,16 @@ class Sums:
     mem: int = 0
 
     def base_score(self) -> float:
-        """10 x (slots + cores + memory in use, as fractions); 0 when a total is 0 (scheduler.md §7.4)."""
+        """10 x (slots + cores + memory in use, as fractions); 0 when a total is 0 (scheduler.md §7.4).
+
+        In single precision, like HAMi: nodes that tie there tie here, and the printed decimals agree.
+        """
         if not (self.count and self.cores and self.mem):
             return 0.0
-        return 10.0 * (self.used / self.count + self.usedcores / self.cores + self.usedmem / self.mem)
+        slots = _SINGLE(self.used) / _SINGLE(self.count)
+        cores = _SINGLE(self.usedcores) / _SINGLE(self.cores)
+        memory = _SINGLE(self.usedmem) / _SINGLE(self.mem)
+        return float(_SINGLE(10) * (slots + cores + memory))
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """Exact fit of one pod on one node (scheduler.md §6.4): pure, changes nothing."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from hami.scheduler.answers import PodRequest
@@ -10,9 +10,10 @@ from hami.scheduler.policies import SPREAD, ordered
 from hami.scheduler.requests import slots_needed
 from hami.vendors.annotate import node_bonus
 from hami.vendors.fit import fit, refuse_all
-from hami.vendors.reasons import NODE_INSUFFICIENT, OUT_OF_SLOTS, reasons_text
+from hami.vendors.reasons import NODE_INSUFFICIENT, OUT_OF_SLOTS
 from hami.vendors.selection import policy_words, select
 from hami.vendors.types import (
+    INT32_MAX,
     UNLIMITED,
     Allocation,
     Card,
@@ -74,11 +75,6 @@ def has_bonus(profiles: Mapping[str, VendorProfile], request: PodRequest) -> boo
     return any(profiles[word].hooks.node_bonus is not None for word in request.vendors)
 
 
-def out_of_slots(cards: int) -> str:
-    """The reason of a node on which kubelet has no slot left to give (D31)."""
-    return reasons_text({OUT_OF_SLOTS: cards}, cards)
-
-
 def _fit_vendor(
     node: Node,
     there: OnNode,
@@ -88,14 +84,19 @@ def _fit_vendor(
     before: Allocation,
     quota: QuotaView,
 ) -> FitResult:
+    """One container's request of one vendor.
+
+    kubelet counts slots per node, not per card: on a node without enough of them every card is out of slots
+    (D31).
+    """
     profile = there.profile
     try:
         wanted = profile.resolve(wanted, node.facts, there.infos)
     except NodeRefuses as refusal:
         return FitResult(None, {refusal.code: refusal.count}, len(cards))
-    enough_cards = wanted.nums <= len(cards) or profile.hooks.repeatable is not None
-    if enough_cards and slots_needed(request, profile.common_word) > there.slots_left(node.facts):
-        return refuse_all(OUT_OF_SLOTS, len(cards))
+    full = slots_needed(request, profile.common_word) > there.slots_left(node.facts)
+    if full:
+        cards = [Card(card.info, replace(card.used, slots=INT32_MAX), card.holders) for card in cards]
     numa_bind = select(profile.rules, request.info.annotations).numa_bound
     context = FitContext(
         candidates=ordered(cards, wanted, request.weights, request.card_policy, numa_bind=numa_bind),
@@ -106,7 +107,10 @@ def _fit_vendor(
         policy=policy_words(request.card_policy),
         quota=quota,
     )
-    return fit(profile, context)
+    result = fit(profile, context)
+    if full and result.devices is not None:  # a vendor that does not look at slots
+        return refuse_all(OUT_OF_SLOTS, len(cards))
+    return result
 
 
 def _with_devices(there: OnNode, request: PodRequest, cards: list[Card], result: FitResult) -> list[Card]:

@@ -7,11 +7,11 @@ from hami.scheduler.answers import PodRequest
 from hami.scheduler.columns import Bank
 from hami.scheduler.masks import served
 from hami.scheduler.nodes import NodeTable
-from hami.scheduler.placement import out_of_slots
 from hami.scheduler.requests import slots_needed
 from hami.vendors.reasons import (
     INSUFFICIENT_CARDS,
     NODE_INSUFFICIENT,
+    OUT_OF_SLOTS,
     reasons_text,
 )
 from hami.vendors.selection import policy_words
@@ -48,10 +48,13 @@ def _bank_reasons(
     if needs.capacity is not None:
         few = served(bank, needs, bank.real) < needs.cards
     full = bank.free_slots < slots_needed(request, profile.common_word)
+    full_cards = np.repeat(full, bank.width)
     alive = bank.real
     columns: list[IntArray] = [few.astype(np.int64), full.astype(np.int64), bank.card_counts]
     for check in profile.vector_checks:
         passes = check.passes(bank, needs)
+        if check.reason == OUT_OF_SLOTS:
+            passes = passes & ~full_cards
         columns.append(bank.per_node(alive & ~passes).astype(np.int64))
         alive = alive & passes
     columns.append(bank.per_node(alive).astype(np.int64))
@@ -79,12 +82,12 @@ def _text(profile: VendorProfile, values: list[int]) -> str:
     few, full, cards, *counts, passed = values
     if few:
         return NODE_INSUFFICIENT
-    if full:
-        return out_of_slots(cards)
     reasons: dict[str, int] = {}
     for check, count in zip(profile.vector_checks, counts, strict=True):
         if count:
             reasons[check.reason] = reasons.get(check.reason, 0) + count
+    if full and passed:  # a vendor that does not look at slots
+        return reasons_text({OUT_OF_SLOTS: cards}, cards)
     if passed:
         reasons[INSUFFICIENT_CARDS] = passed
     return reasons_text(reasons, cards)

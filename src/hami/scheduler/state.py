@@ -112,6 +112,10 @@ class ClusterState:
         """Run the handshake timers that are due at `now` (call at `next_timer()`, or every few seconds)."""
         return self._applied(self._registry.tick(now))
 
+    def handshake_writes(self, now: float) -> NodeOutcome:
+        """Handshake values still to be written on any node: for a replica that has just become the leader."""
+        return self._registry.writes(now)
+
     def next_timer(self) -> float | None:
         """When `tick` or `expire` has something to do next (Unix seconds); None: nothing scheduled."""
         times = [one.reserved_at + self._timeout for one, _ in self._open.values() if _expires(one)]
