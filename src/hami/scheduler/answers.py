@@ -156,6 +156,7 @@ class CardUsage:
     vendor: str
     info: DeviceInfo
     used: Usage
+    healthy: bool  # registered healthy, and its use is understood (MIG)
 
 
 @dataclass(frozen=True, slots=True)

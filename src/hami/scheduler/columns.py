@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hami.vendors.types import BoolArray, Card, DeviceInfo, IntArray, Usage
+from hami.vendors.types import BoolArray, DeviceInfo, IntArray, Usage
 
 NO_SLOT_LIMIT = 2**62
 """Free slots of a node that does not report the count resource."""
@@ -166,9 +166,8 @@ class Bank:
         self.usedmem[at] = used.mem
         self.usedcores[at] = used.cores
 
-    def set_usages(self, row: int, cards: list[Card]) -> None:
-        for position, card in enumerate(cards):
-            self.set_usage(row, position, card.used)
+    def set_healthy(self, row: int, position: int, healthy: bool) -> None:
+        self.healthy[row * self.width + position] = healthy
 
     def _grow(self) -> None:
         self._capacity = max(8, self._capacity + self._capacity // 2)

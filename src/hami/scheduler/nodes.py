@@ -14,7 +14,7 @@ from hami.protocol import keys, views
 from hami.protocol.errors import QuantityError
 from hami.protocol.quantity import value
 from hami.scheduler.columns import NO_SLOT_LIMIT, Bank, VendorColumns
-from hami.vendors.selection import cordoned_ids
+from hami.vendors.engine import card_healthy, cordoned_ids
 from hami.vendors.types import BoolArray, Card, DeviceInfo, Holder, IntArray, Usage, VendorProfile
 
 
@@ -247,6 +247,8 @@ class NodeTable:
                     holders = tuple(sorted((*holders, mine), key=lambda one: one.uid))
             there.cards[at] = Card(card.info, used, holders)
             there.bank.set_usage(there.bank_row, at, used)
+            if there.profile.hooks.healthy is not None:
+                there.bank.set_healthy(there.bank_row, at, card_healthy(there.profile, card.info, used))
         there.bank.free_slots[there.bank_row] = there.slots_left(node.facts)
         self._score(node, version)
 

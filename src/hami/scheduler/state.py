@@ -42,6 +42,7 @@ from hami.scheduler.reservations import charge_of, make_reservation
 from hami.scheduler.search import FitMemo, Search
 from hami.scheduler.simulate import Simulation
 from hami.scheduler.world import World
+from hami.vendors.engine import card_healthy
 from hami.vendors.types import ContainerRequest, InventoryView, NodeView, VendorProfile
 
 __all__ = ["ClusterState", "Mask", "Search", "Simulated", "Simulation"]
@@ -439,6 +440,8 @@ def _expires(reservation: Reservation) -> bool:
 
 def _usage(node: Node) -> NodeUsage:
     cards = tuple(
-        CardUsage(word, card.info, card.used) for word, there in node.vendors.items() for card in there.cards
+        CardUsage(word, card.info, card.used, card_healthy(there.profile, card.info, card.used))
+        for word, there in node.vendors.items()
+        for card in there.cards
     )
     return NodeUsage(node.name, node.version, cards)
