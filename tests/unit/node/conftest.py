@@ -1,9 +1,11 @@
-"""Small fakes of what the node components talk to: the API server, NVML, and a host below a temporary root."""
+"""Small fakes of what the node components talk to: the API server, NVML, and a host below a temporary
+root.
+"""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +155,15 @@ class FakeNvml:
         pass
 
 
+async def eventually(condition: Callable[[], bool], limit_s: float = 20) -> None:
+    """Wait until ``condition`` holds; the limit only ends a test that fails."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + limit_s
+    while not condition():
+        assert loop.time() < deadline, "the condition never became true"
+        await asyncio.sleep(0.005)
+
+
 def pod_object(
     name: str,
     to_allocate: str,
@@ -218,5 +229,10 @@ def host(tmp_path: Path) -> HostPaths:
     (vgpu / "libvgpu.so").write_bytes(b"library")
     (vgpu / "ld.so.preload").write_text("/usr/local/vgpu/libvgpu.so\n")
     (root / "tmp").mkdir()
-    os.chmod(root / "tmp", 0o1777)
+    (root / "tmp").chmod(0o1777)
     return HostPaths(str(root), "/usr/local", "v2.10.0")
+
+
+@pytest.fixture
+def until() -> Callable[..., Awaitable[None]]:
+    return eventually

@@ -183,7 +183,9 @@ def test_the_priority_of_the_limits_file_comes_from_the_priority_resource() -> N
 
 def test_l39_variables_of_the_closed_list_in_the_pod_are_found() -> None:
     table = limits_table(ONE, Container(name="app"), Settings(), CACHE, PLAIN)
-    container = container_with(("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), ("CUDA_TASK_PRIORITY", "0"), ("PATH", "/bin"))
+    container = container_with(
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "1g"), ("CUDA_TASK_PRIORITY", "0"), ("PATH", "/bin")
+    )
     assert reserved_variables(container, table) == ("CUDA_DEVICE_MEMORY_LIMIT_0",)
 
 

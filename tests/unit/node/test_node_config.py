@@ -10,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.node.config import NvidiaConfig, Overrides, build_settings, parse_device_config, parse_node_overrides
+from hami.node.config import (
+    NvidiaConfig,
+    Overrides,
+    build_settings,
+    parse_device_config,
+    parse_node_overrides,
+)
 from hami.node.errors import SettingsError
 from hami.node.plugin.loader import SettingsLoader
 

@@ -40,13 +40,22 @@ def test_l1_a_good_lock_names_the_pod(make_pod: Make) -> None:
     ids=["none", "legacy", "two parts", "no time", "four parts", "holder gone", "expired"],
 )
 def test_l12_l13_l30_without_a_good_lock_the_pods_are_listed(make_pod: Make, lock: str | None) -> None:
-    pods = [view(make_pod("q", "A,NVIDIA,1,1:;", bind_time=5)), view(make_pod("p", "B,NVIDIA,1,1:;", bind_time=9))]
+    pods = [
+        view(make_pod("q", "A,NVIDIA,1,1:;", bind_time=5)),
+        view(make_pod("p", "B,NVIDIA,1,1:;", bind_time=9)),
+    ]
     assert find_pod("n1", lock, pods, NOW, [1]).name == "q"
 
 
 @pytest.mark.parametrize(
     "holder",
-    [{"phase": "Succeeded"}, {"phase": "Failed"}, {"bind_phase": "success"}, {"bind_phase": "failed"}, {"node": "n2"}],
+    [
+        {"phase": "Succeeded"},
+        {"phase": "Failed"},
+        {"bind_phase": "success"},
+        {"bind_phase": "failed"},
+        {"node": "n2"},
+    ],
     ids=str,
 )
 def test_l30_a_lock_whose_holder_is_done_counts_as_none(make_pod: Make, holder: dict[str, str]) -> None:
@@ -55,7 +64,7 @@ def test_l30_a_lock_whose_holder_is_done_counts_as_none(make_pod: Make, holder: 
     assert find_pod("n1", lock_for("done"), pods, NOW, [1]).name == "p"
 
 
-def test_l40_lock_times_of_two_zones_are_the_same_instant_and_the_future_counts_as_now(make_pod: Make) -> None:
+def test_l40_lock_times_of_two_zones_are_one_instant_and_the_future_is_now(make_pod: Make) -> None:
     pods = [view(make_pod("p", "B,NVIDIA,1,1:;", bind_phase="none"))]
     for time in ("2026-08-21T10:14:55+02:00", "2026-08-21T08:14:55Z", "2026-08-21T08:40:00Z"):
         assert find_pod("n1", lock_for("p", time), pods, NOW).name == "p"
@@ -130,7 +139,7 @@ def test_an_entry_beyond_the_containers_is_out_of_range(make_pod: Make) -> None:
         take(view(make_pod("p", ";A,NVIDIA,1,1:;")), [1])
 
 
-@pytest.mark.parametrize("text", [None, "A,NVIDIA,1:;", "A,NVIDIA,x,1:;"], ids=["absent", "short", "no number"])
+@pytest.mark.parametrize("text", [None, "A,NVIDIA,1:;", "A,NVIDIA,x,1:;"])
 def test_an_unreadable_annotation_is_an_error(make_pod: Make, text: str | None) -> None:
     pod = make_pod("p", "")
     if text is None:
