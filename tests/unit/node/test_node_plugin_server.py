@@ -1,0 +1,280 @@
+"""The plugin as kubelet sees it: real gRPC over Unix sockets, a small kubelet, a fake API server and NVML."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from hami.node.api import deviceplugin_v1beta1_pb2 as pb
+from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc
+from hami.node.config import Settings
+from hami.node.errors import NvmlError
+from hami.node.lock import LockReleaser
+from hami.node.nvml import XidEvent
+from hami.node.paths import HostPaths
+from hami.node.plugin.allocator import Allocator
+from hami.node.plugin.answer import Delivery
+from hami.node.plugin.health_rules import XidRules
+from hami.node.plugin.service import DevicePlugin, PluginOptions
+from hami.node.plugin.workspace import Workspace
+
+U1 = "GPU-11111111-2222-3333-4444-555555555555"
+U2 = "GPU-66666666-7777-8888-9999-000000000000"
+GIB = 1 << 30
+TWO = [(U1, "NVIDIA A", GIB), (U2, "NVIDIA A", GIB)]
+Make = Callable[..., Any]
+Until = Callable[..., Awaitable[None]]
+
+
+class Kubelet(rpc.RegistrationServicer):  # type: ignore[misc]
+    """The registration service of kubelet; connects back like kubelet does."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "kubelet.sock"
+        self.folder = folder
+        self.registered: list[Any] = []
+        self._server: Any = None
+
+    async def Register(self, request: Any, context: Any) -> Any:
+        self.registered.append(request)
+        return pb.Empty()
+
+    async def start(self) -> None:
+        """As after a restart: every socket in the directory is removed first."""
+        for path in self.folder.iterdir():
+            if path.is_socket():
+                path.unlink()
+        self._server = grpc.aio.server()
+        rpc.add_RegistrationServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        await self._server.start()
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    @asynccontextmanager
+    async def plugin(self) -> AsyncIterator[Any]:
+        """A stub on the endpoint registered last."""
+        path = self.folder / self.registered[-1].endpoint
+        options = (("grpc.default_authority", "localhost"),)
+        async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+            yield rpc.DevicePluginStub(channel)
+
+
+class Node:
+    """Everything of one node."""
+
+    def __init__(self, cluster: Any, nvml: Any, root: Path) -> None:
+        self.cluster = cluster
+        self.nvml = nvml
+        paths = HostPaths(str(root), "/usr/local", "v2.10.0")
+        vgpu = root / "usr/local/vgpu"
+        vgpu.mkdir(parents=True)
+        (vgpu / "libvgpu.so").write_bytes(b"library")
+        (vgpu / "ld.so.preload").write_text("/usr/local/vgpu/libvgpu.so\n")
+        folder = root / "var/lib/kubelet/device-plugins"
+        folder.mkdir(parents=True)
+        self.kubelet = Kubelet(folder)
+        self.settings = Settings(split_count=3)
+        options = PluginOptions(
+            paths=paths,
+            kubelet_socket=paths.kubelet_socket(None),
+            delivery=Delivery(extras={}, device_nodes={}),
+            rules=XidRules(),
+            retry_s=0.2,
+            register_interval_s=30,
+        )
+        workspace = Workspace(paths)
+        allocator = Allocator(cluster, workspace, paths, LockReleaser(cluster))
+        self.plugin = DevicePlugin(options, lambda: self.settings, cluster, nvml, allocator, workspace)
+        self.task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Node:
+        await self.kubelet.start()
+        self.task = asyncio.create_task(self.plugin.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.plugin.stop()
+        assert self.task is not None
+        await asyncio.wait({self.task})
+        await self.kubelet.stop()
+
+
+@pytest.fixture
+def short_root() -> Iterator[Path]:
+    """A root with a short name: a Unix socket path has at most 107 characters."""
+    folder = tempfile.mkdtemp(prefix="hn")
+    yield Path(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def node(cluster: Any, make_nvml: Make, short_root: Path) -> Node:
+    return Node(cluster, make_nvml(TWO), short_root)
+
+
+async def first_list(stub: Any) -> Any:
+    stream = stub.ListAndWatch(pb.Empty())
+    try:
+        return await stream.read()
+    finally:
+        stream.cancel()
+
+
+async def test_d6_the_plugin_registers_and_answers(node: Node, make_pod: Make, until: Until) -> None:
+    node.settings = Settings(split_count=3, resource_name="acme.io/gpu")
+    node.cluster.add(make_pod("p", f"{U1},NVIDIA,3000,30:;"))
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        request = node.kubelet.registered[0]
+        assert (request.version, request.endpoint, request.resource_name) == (
+            "v1beta1",
+            "nvidia-gpu.sock",
+            "acme.io/gpu",
+        )
+        async with node.kubelet.plugin() as stub:
+            options = await stub.GetDevicePluginOptions(pb.Empty())
+            assert options == request.options
+            assert not options.pre_start_required
+            devices = (await first_list(stub)).devices
+            assert [device.ID for device in devices] == [f"{u}-{i}" for u in (U1, U2) for i in range(3)]
+            assert {device.health for device in devices} == {"Healthy"}
+            call = pb.AllocateRequest(
+                container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{U1}-2"])]
+            )
+            (answer,) = (await stub.Allocate(call)).container_responses
+            assert answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+            assert [mount.container_path for mount in answer.mounts] == [
+                "/usr/local/vgpu/libvgpu.so",
+                "/usr/local/vgpu",
+                "/tmp/vgpulock",
+                "/etc/ld.so.preload",
+                "/overrideEnv",
+            ]
+            await stub.PreStartContainer(pb.PreStartContainerRequest(devices_ids=[f"{U1}-2"]))
+    assert not (node.kubelet.folder / "nvidia-gpu.sock").exists()
+
+
+async def test_l11_an_allocation_without_a_pod_is_a_grpc_error(node: Node, until: Until) -> None:
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        async with node.kubelet.plugin() as stub:
+            call = pb.AllocateRequest(
+                container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{U1}-2"])]
+            )
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.Allocate(call)
+            assert "no binding pod found on node n1" in (caught.value.details() or "")
+
+
+async def test_preferred_allocation_is_offered_when_switched_on(
+    node: Node, make_pod: Make, until: Until
+) -> None:
+    node.settings = Settings(split_count=1, preferred_allocation=True)
+    node.cluster.add(make_pod("p", f"{U2},NVIDIA,1,1:;"))
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        assert node.kubelet.registered[0].options.get_preferred_allocation_available
+        async with node.kubelet.plugin() as stub:
+            wish = pb.ContainerPreferredAllocationRequest(
+                available_deviceIDs=[f"{U1}-0", f"{U2}-0"], allocation_size=1
+            )
+            answer = await stub.GetPreferredAllocation(
+                pb.PreferredAllocationRequest(container_requests=[wish])
+            )
+            assert [list(item.deviceIDs) for item in answer.container_responses] == [[f"{U2}-0"]]
+
+
+async def test_d7_a_restarted_kubelet_gets_one_new_registration(node: Node, until: Until) -> None:
+    async with node:
+        await until(lambda: len(node.kubelet.registered) == 1)
+        await node.kubelet.stop()
+        await node.kubelet.start()
+        await until(lambda: len(node.kubelet.registered) == 2)
+        async with node.kubelet.plugin() as stub:
+            assert len((await first_list(stub)).devices) == 6
+        assert node.plugin.rounds == 2
+
+
+async def test_d8_reload_takes_the_new_settings(node: Node, until: Until) -> None:
+    async with node:
+        await until(lambda: len(node.kubelet.registered) == 1)
+        node.settings = Settings(split_count=5)
+        node.plugin.reload()
+        await until(lambda: len(node.kubelet.registered) == 2)
+        async with node.kubelet.plugin() as stub:
+            assert len((await first_list(stub)).devices) == 10
+
+
+async def test_d9_every_open_stream_gets_a_health_change(node: Node, until: Until) -> None:
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        async with node.kubelet.plugin() as stub:
+            streams = [stub.ListAndWatch(pb.Empty()) for _ in range(2)]
+            for stream in streams:
+                await stream.read()
+            node.nvml.xids.append(XidEvent(U1, 79))
+            for stream in streams:
+                devices = (await stream.read()).devices
+                sick = {device.ID for device in devices if device.health == "Unhealthy"}
+                assert sick == {f"{U1}-{index}" for index in range(3)}
+                stream.cancel()
+        await until(lambda: ("node", "HAMiDeviceUnhealthy", f"{U1}: XID 79") in node.cluster.events)
+        await until(
+            lambda: node.cluster.node_annotations["hami.io/node-nvidia-register"].count("health") == 1
+        )
+
+
+async def test_d4_without_an_offered_card_the_plugin_stays_alive(node: Node, until: Until) -> None:
+    node.settings = Settings(excluded_indexes=frozenset({0, 1}))
+    async with node:
+        await until(lambda: node.cluster.node_annotations.get("hami.io/node-nvidia-register") == "[]")
+        assert node.kubelet.registered == []
+
+
+async def test_nvml_that_is_missing_at_start_ends_the_plugin(node: Node) -> None:
+    node.nvml.list_error = NvmlError("cannot initialise NVML", 12)
+    async with node:
+        assert node.task is not None
+        with pytest.raises(NvmlError):
+            await asyncio.wait_for(asyncio.shield(node.task), 20)
+
+
+async def test_nvml_that_fails_later_is_tried_again(node: Node, until: Until) -> None:
+    async with node:
+        await until(lambda: len(node.kubelet.registered) == 1)
+        node.nvml.list_error = NvmlError("cannot initialise NVML", 12)
+        node.plugin.reload()
+        await until(lambda: node.plugin.rounds >= 3)
+        node.nvml.list_error = None
+        await until(lambda: len(node.kubelet.registered) == 2)
+
+
+async def test_d20_an_unsafe_lock_parent_is_reported_and_the_plugin_runs(
+    node: Node, short_root: Path, until: Until
+) -> None:
+    (short_root / "tmp").mkdir()
+    (short_root / "tmp/vgpulock").write_text("planted")
+    async with node:
+        await until(lambda: node.kubelet.registered)
+    assert "HAMiLockParentUnsafe" in [event[1] for event in node.cluster.events]
+
+
+async def test_a_file_in_place_of_our_socket_is_not_removed(node: Node, until: Until) -> None:
+    planted = node.kubelet.folder / "nvidia-gpu.sock"
+    planted.mkdir()
+    async with node:
+        await until(lambda: node.plugin.rounds >= 2)
+        assert planted.is_dir()
+        planted.rmdir()
+        await until(lambda: node.kubelet.registered)
