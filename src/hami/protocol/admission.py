@@ -1,10 +1,11 @@
-"""AdmissionReview bodies (admission.k8s.io/v1): the request as we read it and the answer as we write it."""
+"""AdmissionReview bodies (admission.k8s.io/v1 and v1beta1): the request as we read it and the answer as we
+write it."""
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -21,6 +22,7 @@ class AdmissionRequest(msgspec.Struct, frozen=True, rename="camel"):
     name: str = ""
     object: dict[str, Any] | None = None
     dry_run: bool | None = None
+    api_version: str = "admission.k8s.io/v1"  # of the review: the answer is given in the same
 
 
 class AdmissionAnswer(msgspec.Struct, frozen=True):
@@ -33,20 +35,21 @@ class AdmissionAnswer(msgspec.Struct, frozen=True):
     warnings: Sequence[str] = ()
 
 
-class _Review(msgspec.Struct, frozen=True):
+class _Review(msgspec.Struct, frozen=True, rename="camel"):
+    api_version: Literal["admission.k8s.io/v1", "admission.k8s.io/v1beta1"] = "admission.k8s.io/v1"
     request: AdmissionRequest | None = None
 
 
 def decode_review(body: bytes, max_bytes: int = MAX_OBJECT_BYTES) -> AdmissionRequest:
     """The request of a review. Raises :class:`ObjectError`, also when the review holds no request."""
-    request = decode(body, _Review, max_bytes).request
-    if request is None:
+    review = decode(body, _Review, max_bytes)
+    if review.request is None:
         raise ObjectError("admission review without a request")
-    return request
+    return msgspec.structs.replace(review.request, api_version=review.api_version)
 
 
-def encode_review(uid: str, answer: AdmissionAnswer) -> bytes:
-    """Body of the answer to the request with ``uid``."""
+def encode_review(uid: str, answer: AdmissionAnswer, api_version: str = "admission.k8s.io/v1") -> bytes:
+    """Body of the answer to the request with ``uid``, in the version of its review."""
     response: dict[str, Any] = {"uid": uid, "allowed": answer.allowed}
     if answer.message or answer.code:
         response["status"] = {"code": answer.code or 200, "message": answer.message}
@@ -55,6 +58,4 @@ def encode_review(uid: str, answer: AdmissionAnswer) -> bytes:
         response["patch"] = base64.b64encode(msgspec.json.encode(answer.patch)).decode()
     if answer.warnings:
         response["warnings"] = list(answer.warnings)
-    return msgspec.json.encode(
-        {"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response}
-    )
+    return msgspec.json.encode({"apiVersion": api_version, "kind": "AdmissionReview", "response": response})
