@@ -10,12 +10,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hami.vendors.types import BoolArray, DeviceInfo, IntArray, Usage
+from hami.vendors.types import INT32_MAX, BoolArray, DeviceInfo, IntArray, Usage
 
 NO_SLOT_LIMIT = 2**62
 """Free slots of a node that does not report the count resource."""
 
-_INT_COLUMNS = ("node", "slots", "used", "mem", "usedmem", "cores", "usedcores", "type", "mode", "id")
+# Half the width where 32-bit registrations cannot overflow a vendor's arithmetic: half the time per check.
+_INT_COLUMNS: dict[str, type[np.signedinteger[Any]]] = {
+    "node": np.int64,
+    "slots": np.int32,
+    "used": np.int32,
+    "mem": np.int64,
+    "usedmem": np.int64,
+    "cores": np.int32,
+    "usedcores": np.int32,
+    "type": np.int32,
+    "mode": np.int32,
+    "id": np.int32,
+}
 _BOOL_COLUMNS = ("healthy", "cordoned", "real")
 _WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -76,7 +88,7 @@ class Bank:
         self.tables = tables
         self.rows = 0
         self._capacity = 0
-        self._ints = {name: np.zeros(0, np.int64) for name in _INT_COLUMNS}
+        self._ints: dict[str, NDArray[Any]] = {name: np.zeros(0, kind) for name, kind in _INT_COLUMNS.items()}
         self._bools = {name: np.zeros(0, np.bool_) for name in _BOOL_COLUMNS}
         self._node_rows = np.zeros(0, np.int64)
         self._card_counts = np.zeros(0, np.int64)
@@ -162,9 +174,9 @@ class Bank:
 
     def set_usage(self, row: int, position: int, used: Usage) -> None:
         at = row * self.width + position
-        self.used[at] = used.slots
+        self.used[at] = min(used.slots, INT32_MAX)
         self.usedmem[at] = used.mem
-        self.usedcores[at] = used.cores
+        self.usedcores[at] = min(used.cores, INT32_MAX)
 
     def set_healthy(self, row: int, position: int, healthy: bool) -> None:
         self.healthy[row * self.width + position] = healthy

@@ -185,6 +185,8 @@ def _cores(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
 
 
 def _exclusive(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
+    if isinstance(needs.cores, int) and needs.cores != MAX_CORES:
+        return np.ones(len(columns.node), dtype=np.bool_)
     total = _total_cores(columns, needs)
     whole = np.equal(needs.cores, MAX_CORES) & np.equal(total, MAX_CORES)
     result: BoolArray = ~(whole & (columns.used > 0))
@@ -192,6 +194,8 @@ def _exclusive(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
 
 
 def _exhausted(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
+    if isinstance(needs.cores, int) and needs.cores != 0:
+        return np.ones(len(columns.node), dtype=np.bool_)
     total = _total_cores(columns, needs)
     none_left = np.not_equal(total, 0) & np.equal(columns.usedcores, total)
     result: BoolArray = ~(none_left & np.equal(needs.cores, 0))
