@@ -1,0 +1,69 @@
+#define _GNU_SOURCE
+#include "cost.h"
+
+#include <sys/mman.h>
+
+enum { LARGEST_SAMPLES = 256, LONG_KERNEL_NS = 400000, LARGEST_INTERVAL = 64, START_NS = 20000 };
+
+_Atomic(struct vg_cost *) vg_costs;
+
+static struct vg_cost *table(void) {
+    struct vg_cost *costs = atomic_load_explicit(&vg_costs, memory_order_acquire);
+    if (costs != NULL)
+        return costs;
+    size_t length = VG_COST_ENTRIES * sizeof *costs;
+    struct vg_cost *made = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (made == MAP_FAILED)
+        return NULL;
+    if (atomic_compare_exchange_strong(&vg_costs, &costs, made))
+        return made;
+    munmap(made, length);
+    return costs;
+}
+
+struct vg_cost *vg_cost_get(uintptr_t function, uint64_t work, int device) {
+    struct vg_cost *costs = table();
+    if (costs == NULL)
+        return NULL;
+    uint64_t key = vg_cost_key(function, work, device);
+    uint64_t at = key * 0x9e3779b97f4a7c15u >> 52;
+    for (unsigned i = 0; i < VG_COST_PROBES; i++) {
+        struct vg_cost *cost = &costs[(at + i) % VG_COST_ENTRIES];
+        uint64_t found = atomic_load(&cost->key);
+        if (found == 0) {
+            /* Written before the key by everyone who may win it; readers see countdown 0 and come here. */
+            uint32_t zero = 0;
+            atomic_compare_exchange_strong(&cost->ns, &zero, VG_COST_UNKNOWN);
+            if (atomic_compare_exchange_strong(&cost->key, &found, key))
+                return cost;
+        }
+        if (found == key)
+            return cost;
+    }
+    return NULL;
+}
+
+uint64_t vg_cost_start_value(uint64_t work, int sms, int threads_per_sm) {
+    uint64_t parallel = (uint64_t)(sms > 0 ? sms : 1) * (uint64_t)(threads_per_sm > 0 ? threads_per_sm : 1);
+    uint64_t ns = (uint64_t)((double)START_NS * (double)work / (double)parallel);
+    return ns < 1000000000u ? ns : 1000000000u;
+}
+
+void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches) {
+    uint32_t known = atomic_load(&cost->ns), samples = atomic_load(&cost->samples);
+    double mean = (double)ns;
+    if (known != VG_COST_UNKNOWN) {
+        double window = samples < LARGEST_SAMPLES ? samples : LARGEST_SAMPLES;
+        double weight = launches / (window + launches);
+        if (known >= LONG_KERNEL_NS && weight < 0.125)
+            weight = 0.125;
+        mean = known + ((double)ns - known) * weight;
+    }
+    uint32_t value = mean < 4e9 ? (uint32_t)mean : 4000000000u;
+    uint32_t interval = value == 0 ? LARGEST_INTERVAL : LONG_KERNEL_NS / value;
+    interval = interval < 1 ? 1 : interval > LARGEST_INTERVAL ? LARGEST_INTERVAL : interval;
+    atomic_store(&cost->interval, (int32_t)interval);
+    atomic_store(&cost->samples, samples + launches);
+    atomic_store(&cost->ns, value);
+    atomic_store(&cost->countdown, (int32_t)interval);
+}

@@ -1,0 +1,156 @@
+#include "marker.h"
+
+#include "hooks.h"
+#include "region_abi.h"
+#include "util.h"
+
+enum { MARKERS = 8, UNKNOWN_AT_ONCE = 2 };
+static const int64_t marker_ns = 4000, saved_up_ns = 1000000, overdraft_ns = 1000000;
+
+enum marker_state { MARKER_FREE, MARKER_BUSY, MARKER_RUNNING };
+
+struct vg_marker {
+    _Atomic int state;
+    int device;
+    void *context; /* of the events */
+    void *start, *stop;
+    struct vg_cost *cost;
+    uint64_t charged;
+    uint32_t launches;
+};
+
+static struct vg_marker markers[VG_MAX_DEVICES][MARKERS];
+
+/* One per cent of the time gone by may be spent on event calls. */
+static struct {
+    _Atomic uint64_t since;
+    _Atomic int64_t credit;
+} budget;
+
+static bool afford(bool unknown) {
+    uint64_t now = vg_now(), since = atomic_exchange(&budget.since, now);
+    int64_t earned = since == 0 || now < since ? saved_up_ns : (int64_t)((now - since) / 100);
+    int64_t credit = atomic_fetch_add(&budget.credit, earned) + earned;
+    if (credit > saved_up_ns) {
+        atomic_fetch_sub(&budget.credit, credit - saved_up_ns);
+        credit = saved_up_ns;
+    }
+    if (credit < (unknown ? marker_ns - overdraft_ns : marker_ns))
+        return false;
+    atomic_fetch_sub(&budget.credit, marker_ns);
+    return true;
+}
+
+static bool has_events(struct vg_marker *marker, void *context) {
+    if (marker->context == context && marker->start != NULL)
+        return true;
+    if (marker->start != NULL) {
+        vg_call_cuEventDestroy_v2(marker->start);
+        vg_call_cuEventDestroy_v2(marker->stop);
+    }
+    marker->start = marker->stop = NULL;
+    marker->context = context;
+    if (vg_call_cuEventCreate(&marker->start, VG_EVENT_DEFAULT) != VG_CUDA_SUCCESS) {
+        marker->start = NULL;
+        return false;
+    }
+    if (vg_call_cuEventCreate(&marker->stop, VG_EVENT_DEFAULT) == VG_CUDA_SUCCESS)
+        return true;
+    vg_call_cuEventDestroy_v2(marker->start);
+    marker->start = NULL;
+    return false;
+}
+
+struct vg_marker *vg_marker_take(struct vg_cost *cost, int device, uint64_t charged, uint32_t launches) {
+    bool unknown = atomic_load(&cost->ns) == VG_COST_UNKNOWN;
+    if (unknown && atomic_load(&cost->measuring) >= UNKNOWN_AT_ONCE)
+        return NULL;
+    for (int i = 0; i < MARKERS; i++) {
+        struct vg_marker *marker = &markers[device][i];
+        int expected = MARKER_FREE;
+        if (!atomic_compare_exchange_strong(&marker->state, &expected, MARKER_BUSY))
+            continue;
+        void *context = NULL;
+        if (!afford(unknown) || vg_call_cuCtxGetCurrent(&context) != VG_CUDA_SUCCESS || context == NULL ||
+            !has_events(marker, context)) {
+            atomic_store(&marker->state, MARKER_FREE);
+            return NULL;
+        }
+        marker->device = device;
+        marker->cost = cost;
+        marker->charged = charged;
+        marker->launches = launches;
+        atomic_fetch_add(&cost->measuring, 1);
+        return marker;
+    }
+    return NULL;
+}
+
+static void release(struct vg_marker *marker) {
+    atomic_fetch_sub(&marker->cost->measuring, 1);
+    atomic_store(&marker->state, MARKER_FREE);
+}
+
+bool vg_marker_start(struct vg_marker *marker, void *stream) {
+    if (vg_call_cuEventRecord(marker->start, stream) == VG_CUDA_SUCCESS)
+        return true;
+    release(marker);
+    return false;
+}
+
+void vg_marker_stop(struct vg_marker *marker, void *stream, bool launched) {
+    if (launched && vg_call_cuEventRecord(marker->stop, stream) == VG_CUDA_SUCCESS)
+        atomic_store(&marker->state, MARKER_RUNNING);
+    else
+        release(marker);
+}
+
+bool vg_markers_busy(int device) {
+    for (int i = 0; i < MARKERS; i++)
+        if (atomic_load(&markers[device][i].state) == MARKER_FREE)
+            return false;
+    return true;
+}
+
+unsigned vg_markers_poll(int device, void (*finished)(int device, uint64_t took, uint64_t charged)) {
+    unsigned done = 0;
+    for (int i = 0; i < MARKERS; i++) {
+        struct vg_marker *marker = &markers[device][i];
+        int expected = MARKER_RUNNING;
+        if (!atomic_compare_exchange_strong(&marker->state, &expected, MARKER_BUSY))
+            continue;
+        float milliseconds = 0;
+        int result = vg_call_cuEventQuery(marker->stop);
+        if (result == VG_CUDA_NOT_READY) {
+            atomic_store(&marker->state, MARKER_RUNNING);
+            continue;
+        }
+        if (result == VG_CUDA_SUCCESS &&
+            vg_call_cuEventElapsedTime(&milliseconds, marker->start, marker->stop) == VG_CUDA_SUCCESS) {
+            uint64_t took = milliseconds > 0 ? (uint64_t)((double)milliseconds * 1e6) : 0;
+            vg_cost_learn(marker->cost, took, marker->launches);
+            finished(device, took, marker->charged);
+            done++;
+        }
+        release(marker);
+    }
+    return done;
+}
+
+void vg_markers_forget(void *context) {
+    for (int d = 0; d < VG_MAX_DEVICES; d++) {
+        for (int i = 0; i < MARKERS; i++) {
+            struct vg_marker *marker = &markers[d][i];
+            int state = atomic_load(&marker->state);
+            if (marker->context != context || (state != MARKER_FREE && state != MARKER_RUNNING) ||
+                !atomic_compare_exchange_strong(&marker->state, &state, MARKER_BUSY))
+                continue;
+            marker->start = marker->stop = NULL;
+            marker->context = NULL;
+            if (state == MARKER_RUNNING)
+                release(marker);
+            else
+                atomic_store(&marker->state, MARKER_FREE);
+        }
+    }
+}

@@ -1,0 +1,64 @@
+/* What this process is: its configuration, its place in the region, its devices, and how hooks find out. */
+#ifndef VGPU_PROCESS_H
+#define VGPU_PROCESS_H
+
+#include "config.h"
+#include "region.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The gate word lives in a page that a forked child sees zeroed: 0 = not initialised here. */
+enum {
+    VG_GATE_READY = 1,
+    VG_GATE_LIMITED = 2,  /* a core limit is in force on some device */
+    VG_GATE_CAPTURE = 4,  /* stream captures are in flight */
+    VG_GATE_DENIED = 8,   /* the region is foreign: nothing may run */
+    VG_GATE_REGION = 16,  /* the region is open (perhaps without a slot) */
+    VG_GATE_FORWARD = 32, /* no limits here: every call goes straight to the driver */
+};
+
+struct vg_gate {
+    _Atomic uint32_t word;
+    _Atomic uint32_t limited_mask; /* bit per region device with a core limit */
+    _Atomic int32_t *recent_kernel;
+    _Atomic uint64_t *tick;
+    int32_t single_device; /* region index where the program sees one device, else -1 */
+    _Atomic int32_t captures;
+    _Atomic uint64_t looked_at; /* the tick at which files were looked at last */
+    _Atomic bool leading;
+};
+
+extern struct vg_gate *_Atomic vg_gate;
+
+struct vg_process {
+    struct vg_config config;
+    struct vg_space space;
+    _Atomic uint64_t file_memory[VG_MAX_DEVICES]; /* limits file by region index, 0 = none */
+    _Atomic uint64_t file_sm[VG_MAX_DEVICES];
+};
+
+extern struct vg_process vg_process;
+
+enum vg_mode { VG_MODE_FORWARD, VG_MODE_COUNT, VG_MODE_DENY };
+
+/* Initialises this process if the driver is initialised. A hook does what the answer says. */
+enum vg_mode vg_ready_slow(void);
+
+static inline enum vg_mode vg_ready(void) {
+    return atomic_load_explicit(&vg_gate->word, memory_order_acquire) & VG_GATE_READY ? VG_MODE_COUNT
+                                                                                      : vg_ready_slow();
+}
+
+/* Opens the region without a slot, for programs that only ask NVML. False: there is none. */
+bool vg_region_attached(void);
+
+/* Limits in force: the smaller of limits file and region. 0 = none. Cores in percent, 1..99. */
+uint64_t vg_memory_limit(int device);
+unsigned vg_core_limit(int device);
+
+/* Once a second: looks at the limits file and at what the region says now. */
+void vg_limits_refresh(void);
+
+#endif

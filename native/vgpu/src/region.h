@@ -1,0 +1,63 @@
+/* The shared region of a container: opened, made or joined. */
+#ifndef VGPU_REGION_H
+#define VGPU_REGION_H
+
+#include "lock.h"
+#include "region_abi.h"
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* The region as this process uses it, and its place in it. */
+struct vg_space {
+    struct vg_region *region;
+    struct vg_extension *extension;
+    struct vg_lock_file locks;
+    bool shared_extension; /* false: the file has a foreign extension block, `extension` is private */
+    int slot;              /* -1: none, or one that the others do not see */
+    struct vg_slot *own;
+    struct vg_ext_slot *own_extension;
+    _Atomic uint64_t *own_totals; /* T of device d at own_totals[d * totals_stride] */
+    unsigned totals_stride;
+    struct vg_long_lock life;
+};
+
+enum vg_region_result {
+    VG_REGION_JOINED,
+    VG_REGION_CREATED,
+    VG_REGION_FOREIGN,     /* planted or not ours: never private limits */
+    VG_REGION_UNAVAILABLE, /* nothing can be made at that path */
+};
+
+/* What a new region is filled with. Index is the region's device index. */
+struct vg_region_seed {
+    unsigned device_count;
+    char uuids[VG_MAX_DEVICES][VG_UUID_LENGTH];
+    uint64_t limits[VG_MAX_DEVICES];
+    uint64_t sm_limits[VG_MAX_DEVICES];
+    int priority;
+};
+
+/* True if an initialised region with devices is there: the seed is not needed. */
+bool vg_region_ready(const char *path);
+
+/* Opens or makes the region at `path` (kept by reference). One error line tells why it is not possible. */
+enum vg_region_result vg_region_open(struct vg_space *space, const char *path, const struct vg_region_seed *seed);
+
+/* The same layout in memory of this process alone. False: no memory. */
+bool vg_region_private(struct vg_space *space, const struct vg_region_seed *seed);
+
+/* Adds an event to the ring. */
+void vg_region_event(struct vg_space *space, unsigned type, int device, uint64_t value);
+
+static inline unsigned vg_region_slots(const struct vg_region *region) {
+    int count = atomic_load(&region->proc_num);
+    return count < 0 || count > VG_MAX_SLOTS ? VG_MAX_SLOTS : (unsigned)count;
+}
+
+static inline _Atomic uint64_t *vg_total(struct vg_extension *extension, int device, unsigned slot) {
+    return &extension->totals[(unsigned)device * VG_MAX_SLOTS + slot];
+}
+
+#endif

@@ -1,0 +1,240 @@
+#define _GNU_SOURCE
+#include "slots.h"
+
+#include "log.h"
+#include "util.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* For a process that got no slot in the region. */
+static struct {
+    struct vg_slot slot;
+    struct vg_ext_slot extension;
+    _Atomic uint64_t totals[VG_MAX_DEVICES];
+} alone;
+
+static void clear_u64(_Atomic uint64_t *word) {
+    if (atomic_load_explicit(word, memory_order_relaxed) != 0)
+        atomic_store(word, 0);
+}
+
+static void clear_u32(_Atomic uint32_t *word) {
+    if (atomic_load_explicit(word, memory_order_relaxed) != 0)
+        atomic_store(word, 0);
+}
+
+static void clear_usage(struct vg_usage *used) {
+    clear_u64(&used->total);
+    clear_u64(&used->context);
+    clear_u64(&used->module);
+    clear_u64(&used->data);
+    clear_u64(&used->offset);
+}
+
+/* Everything but the bit in `claimed`, in the order that readers and the sum rely on. */
+static void clear_slot(struct vg_space *space, unsigned k) {
+    struct vg_slot *slot = &space->region->procs[k];
+    atomic_store(&slot->status, VG_SLOT_FREE);
+    for (int d = 0; d < VG_MAX_DEVICES; d++) {
+        clear_usage(&slot->used[d]);
+        clear_u64(&slot->monitorused[d]);
+        clear_u64(&slot->util[d].decoder);
+        clear_u64(&slot->util[d].encoder);
+        clear_u64(&slot->util[d].sm);
+        if (space->shared_extension)
+            clear_u64(vg_total(space->extension, d, k));
+    }
+    atomic_store(&slot->hostpid, 0);
+    if (space->shared_extension) {
+        struct vg_ext_slot *extra = &space->extension->slots[k];
+        clear_u64(&extra->start);
+        clear_u64(&extra->pid_namespace);
+        clear_u32(&extra->flags);
+        clear_u32(&extra->host_pid_path);
+        clear_u32(&extra->broker_error);
+        clear_u64(&extra->throttled);
+        clear_u64(&extra->refusals);
+    }
+    atomic_store(&slot->pid, 0);
+}
+
+static bool set_bit(struct vg_extension *extension, unsigned k) {
+    uint64_t bit = (uint64_t)1 << (k % 64);
+    return (atomic_fetch_or(&extension->claimed[k / 64], bit) & bit) == 0;
+}
+
+static bool bit_is_set(struct vg_extension *extension, unsigned k) {
+    return (atomic_load_explicit(&extension->claimed[k / 64], memory_order_relaxed) >> (k % 64)) & 1;
+}
+
+static void clear_bit(struct vg_extension *extension, unsigned k) {
+    atomic_fetch_and_explicit(&extension->claimed[k / 64], ~((uint64_t)1 << (k % 64)), memory_order_release);
+}
+
+static void raise_proc_num(struct vg_region *region, unsigned count) {
+    int32_t seen = atomic_load(&region->proc_num);
+    while ((seen < (int32_t)count || seen > VG_MAX_SLOTS) &&
+           !atomic_compare_exchange_weak(&region->proc_num, &seen, (int32_t)count))
+        continue;
+}
+
+static uint64_t pid_namespace(void) {
+    struct stat st;
+    return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
+}
+
+static void publish(struct vg_space *space, unsigned k) {
+    space->slot = (int)k;
+    space->own = &space->region->procs[k];
+    clear_slot(space, k);
+    space->own->pid = getpid();
+    if (space->shared_extension) {
+        space->own_extension = &space->extension->slots[k];
+        space->own_totals = vg_total(space->extension, 0, k);
+        space->totals_stride = VG_MAX_SLOTS;
+    } else {
+        space->own_extension = &alone.extension;
+        space->own_totals = alone.totals;
+        space->totals_stride = 1;
+    }
+    space->own_extension->start = vg_clock(CLOCK_BOOTTIME);
+    space->own_extension->pid_namespace = pid_namespace();
+    space->own_extension->flags = space->life.kept_fd > 0 ? VG_SLOT_FLAG_KEPT_DESCRIPTOR : 0;
+    atomic_store_explicit(&space->own->status, VG_SLOT_RUNNING, memory_order_release);
+    raise_proc_num(space->region, k + 1);
+}
+
+/* A slot whose owner keeps its lock by a descriptor that its program may have closed. */
+static bool may_live(const struct vg_space *space, unsigned k) {
+    if (!space->shared_extension ||
+        (space->extension->slots[k].flags & VG_SLOT_FLAG_KEPT_DESCRIPTOR) == 0)
+        return false;
+    int32_t pid = space->region->procs[k].pid;
+    if (space->extension->slots[k].pid_namespace != pid_namespace())
+        return true;
+    return pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
+}
+
+static bool own_byte(struct vg_space *space, unsigned k) {
+    if (space->locks.path != NULL && !vg_lock_lives())
+        return true;
+    if (vg_long_lock_take(&space->life, &space->locks, VG_LOCK_SLOT + (off_t)k) != VG_LOCK_GRANTED)
+        return space->locks.path != NULL && !vg_lock_lives();
+    if (!may_live(space, k))
+        return true;
+    vg_long_lock_drop(&space->life);
+    return false;
+}
+
+/* Claims by the bitmap first, because each lock call walks all locks of the file. */
+static bool claim_from(struct vg_space *space, unsigned first, unsigned end) {
+    for (unsigned k = first; k < end; k++)
+        if (!bit_is_set(space->extension, k) && set_bit(space->extension, k) && own_byte(space, k)) {
+            publish(space, k);
+            return true;
+        }
+    return false;
+}
+
+/* A dead owner's slot, two probes from a place of our own. */
+static bool claim_dead(struct vg_space *space, unsigned end) {
+    for (unsigned i = 0; i < 2 && end > 0; i++) {
+        unsigned k = (unsigned)((vg_now() / 64 + (uint64_t)getpid() * 2654435761u + i) % end);
+        if (vg_lock_lives() && own_byte(space, k)) {
+            set_bit(space->extension, k);
+            publish(space, k);
+            return true;
+        }
+    }
+    return false;
+}
+
+void vg_slot_claim(struct vg_space *space) {
+    unsigned used = vg_region_slots(space->region);
+    bool dead_allowed = space->locks.path != NULL;
+    if (claim_from(space, 0, used) || (dead_allowed && claim_dead(space, used)) ||
+        claim_from(space, used, VG_MAX_SLOTS))
+        return;
+    VG_ERROR("all %d slots of the region are taken: this process is counted alone", VG_MAX_SLOTS);
+    memset(&alone, 0, sizeof alone);
+    space->slot = -1;
+    space->own = &alone.slot;
+    space->own_extension = &alone.extension;
+    space->own_totals = alone.totals;
+    space->totals_stride = 1;
+    space->own->pid = getpid();
+    space->own->status = VG_SLOT_RUNNING;
+}
+
+unsigned vg_slots_reclaim(struct vg_space *space, struct vg_section *section, int device) {
+    unsigned cleared = 0, used = vg_region_slots(space->region);
+    for (unsigned k = 0; k < used; k++) {
+        if ((int)k == space->slot)
+            continue;
+        uint64_t held = 0;
+        for (int d = 0; d < VG_MAX_DEVICES; d++)
+            if (device < 0 || device == d)
+                held += space->shared_extension ? atomic_load(vg_total(space->extension, d, k))
+                                                : atomic_load(&space->region->procs[k].used[d].total);
+        bool wanted = device >= 0 ? held != 0 : bit_is_set(space->extension, k) || held != 0;
+        if (!wanted || !vg_section_take(section, VG_LOCK_SLOT + (off_t)k))
+            continue;
+        if (!may_live(space, k)) {
+            clear_slot(space, k);
+            clear_bit(space->extension, k);
+            vg_region_event(space, VG_EVENT_RECLAIMED, device, held & ~(uint64_t)VG_ATTEMPT_MASK);
+            cleared++;
+        }
+        vg_section_drop(section, VG_LOCK_SLOT + (off_t)k);
+    }
+    return cleared;
+}
+
+uint64_t vg_slots_usage(const struct vg_space *space, int device) {
+    uint64_t sum = 0;
+    unsigned used = vg_region_slots(space->region);
+    for (unsigned k = 0; k < used; k++)
+        if (atomic_load_explicit(&space->region->procs[k].status, memory_order_relaxed) != VG_SLOT_FREE)
+            sum += atomic_load_explicit(&space->region->procs[k].used[device].total, memory_order_relaxed);
+    if (space->slot < 0 && space->own != NULL)
+        sum += atomic_load_explicit(&space->own->used[device].total, memory_order_relaxed);
+    return sum;
+}
+
+uint64_t vg_slot_own_usage(const struct vg_space *space, int device) {
+    return space->own != NULL ? atomic_load_explicit(&space->own->used[device].total, memory_order_relaxed) : 0;
+}
+
+int vg_slot_find(const struct vg_space *space, int32_t pid, bool own_namespace, bool host) {
+    unsigned used = vg_region_slots(space->region);
+    for (unsigned k = 0; k < used && pid != 0; k++) {
+        struct vg_slot *slot = &space->region->procs[k];
+        if (atomic_load(&slot->status) == VG_SLOT_FREE)
+            continue;
+        if ((own_namespace && atomic_load(&slot->pid) == pid) || (host && atomic_load(&slot->hostpid) == pid))
+            return (int)k;
+    }
+    return -1;
+}
+
+static _Atomic uint64_t *kind_word(struct vg_usage *used, enum vg_kind kind) {
+    return kind == VG_KIND_CONTEXT ? &used->context : kind == VG_KIND_MODULE ? &used->module : &used->data;
+}
+
+void vg_slot_add(struct vg_space *space, int device, enum vg_kind kind, uint64_t bytes) {
+    struct vg_usage *used = &space->own->used[device];
+    atomic_fetch_add_explicit(kind_word(used, kind), bytes, memory_order_relaxed);
+    atomic_fetch_add_explicit(&used->total, bytes, memory_order_release);
+    atomic_fetch_add_explicit(&space->own->seqlock, 2, memory_order_relaxed);
+}
+
+void vg_slot_subtract(struct vg_space *space, int device, enum vg_kind kind, uint64_t bytes) {
+    struct vg_usage *used = &space->own->used[device];
+    atomic_fetch_sub_explicit(&used->total, bytes, memory_order_relaxed);
+    atomic_fetch_sub_explicit(kind_word(used, kind), bytes, memory_order_release);
+    atomic_fetch_add_explicit(&space->own->seqlock, 2, memory_order_relaxed);
+}

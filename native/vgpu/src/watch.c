@@ -1,0 +1,92 @@
+#define _GNU_SOURCE
+#include "watch.h"
+
+#include "admit.h"
+#include "elf_walk.h"
+#include "mem.h"
+#include "process.h"
+#include "slots.h"
+#include "thread.h"
+#include "util.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+enum { STACK = 131072, SWEEP_EVERY = 5, STALE_SECONDS = 3 };
+static const uint64_t second_ns = 1000000000u;
+
+static struct vg_long_lock leadership;
+
+static void sweep(struct vg_space *space) {
+    struct vg_section section;
+    if (vg_section_try(&section, &space->locks, VG_LOCK_SWEEP) != VG_LOCK_GRANTED)
+        return;
+    vg_slots_reclaim(space, &section, -1);
+    vg_section_leave(&section);
+}
+
+static void raise_peaks(struct vg_space *space) {
+    for (int d = 0; d < VG_MAX_DEVICES; d++) {
+        uint64_t usage = vg_reserved_total(space, d);
+        _Atomic uint64_t *peak = &space->extension->devices[d].peak;
+        uint64_t seen = atomic_load(peak);
+        while (seen < usage && !atomic_compare_exchange_weak(peak, &seen, usage))
+            continue;
+    }
+}
+
+static void *lead(void *unused) {
+    struct vg_space *space = &vg_process.space;
+    (void)unused;
+    prctl(PR_SET_NAME, "vgpu-watch");
+    vg_thread.in_hook = true; /* its driver calls are our own */
+    for (unsigned round = 1;; round++) {
+        atomic_store(&space->extension->tick, vg_unix_seconds());
+        vg_pools_settle();
+        raise_peaks(space);
+        if (round % SWEEP_EVERY == 0)
+            sweep(space);
+        vg_pause_ns(second_ns);
+    }
+    return NULL;
+}
+
+/* Resolved at run time: a preload that drags in libpthread changes single-threaded programs. */
+static bool start_thread(void) {
+    int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
+        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))vg_libc_function("pthread_create");
+    if (create == NULL)
+        return false;
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    pthread_t thread;
+    pthread_attr_init(&attributes);
+    pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+    pthread_attr_setstacksize(&attributes, STACK);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int result = create(&thread, &attributes, lead, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    return result == 0;
+}
+
+void vg_watch_look(void) {
+    struct vg_space *space = &vg_process.space;
+    if (atomic_load_explicit(&vg_gate->leading, memory_order_relaxed))
+        return;
+    bool led = atomic_load(&space->extension->leader) != 0;
+    uint64_t tick = atomic_load(&space->extension->tick);
+    if ((led && vg_unix_seconds() < tick + STALE_SECONDS) || atomic_exchange(&vg_gate->leading, true))
+        return;
+    enum vg_lock_result result = vg_long_lock_take(&leadership, &space->locks, VG_LOCK_LEADER);
+    if (result != VG_LOCK_GRANTED) {
+        atomic_store(&vg_gate->leading, false);
+        return;
+    }
+    if (start_thread())
+        atomic_store(&space->extension->leader, (uint32_t)(space->slot + 1));
+    else
+        vg_long_lock_drop(&leadership);
+}
