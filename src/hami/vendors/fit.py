@@ -154,24 +154,33 @@ class _Fit:
         return self._failed(collected)
 
     def _run_choosing(self) -> FitResult:
-        """All eligible cards first, each once; the hook picks among them."""
-        groups = self._numa_groups() if self._selection.numa_bound else [list(reversed(self._ctx.candidates))]
-        refused: Refused | None = None
-        for group in groups:
-            eligible: list[Card] = []
-            for card in group:
-                device = self._device(card, ())
-                if isinstance(device, str):
-                    self._count(device)
-                else:
-                    eligible.append(card)
+        """All eligible cards first, each once; the hook picks among them.
+
+        Bound to a NUMA node the group examined last is asked first: it is the one HAMi would take.
+        """
+        if self._selection.numa_bound:
+            groups = self._numa_groups()[::-1]
+        else:
+            groups = [list(reversed(self._ctx.candidates))]
+        first_refusal: Refused | None = None
+        for eligible in [self._eligible(group) for group in groups]:
             outcome = self._chosen(eligible)
             if isinstance(outcome, FitResult):
                 return outcome
-            refused = outcome
-        if refused is None:
+            first_refusal = first_refusal or outcome
+        if first_refusal is None:
             return self._failed(0)
-        return FitResult(None, refused.reasons or {NODE_INSUFFICIENT: self._total}, refused.total)
+        return FitResult(None, first_refusal.reasons, first_refusal.total)
+
+    def _eligible(self, group: Sequence[Card]) -> list[Card]:
+        eligible: list[Card] = []
+        for card in group:
+            device = self._device(card, ())
+            if isinstance(device, str):
+                self._count(device)
+            else:
+                eligible.append(card)
+        return eligible
 
     def _chosen(self, eligible: list[Card]) -> FitResult | Refused:
         p, ctx = self._p, self._ctx
@@ -212,11 +221,10 @@ class _Fit:
         return list(groups.values())
 
     def _failed(self, collected: int) -> FitResult:
+        reasons = dict(self._reasons)
         if collected:
-            self._reasons[INSUFFICIENT_CARDS] = collected
-        if not self._reasons:
-            self._reasons[NODE_INSUFFICIENT] = self._total
-        return FitResult(None, self._reasons, self._total)
+            reasons[INSUFFICIENT_CARDS] = collected
+        return FitResult(None, reasons or {NODE_INSUFFICIENT: self._total}, self._total)
 
     def _count(self, reason: str) -> None:
         self._reasons[reason] = self._reasons.get(reason, 0) + 1
