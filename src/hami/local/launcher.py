@@ -90,9 +90,8 @@ class _View:
                 _mount(f"/proc/self/fd/{handle}", path, "", _MS_BIND | _MS_REC)
             os.close(handle)
 
-    def bind(self, source: str, target: str, *, read_only: bool) -> None:
-        """Make ``source`` visible at ``target``; a missing target is made in a copy of its parent."""
-        handle = os.open(source, os.O_PATH)
+    def bind(self, handle: int, target: str, *, read_only: bool) -> None:
+        """Make the file of ``handle`` visible at ``target``, made in a copy of its parent if missing."""
         directory = stat.S_ISDIR(os.fstat(handle).st_mode)
         target = os.path.realpath(target)
         if not os.path.exists(target):
@@ -167,10 +166,12 @@ def build_view(spec: dict[str, Any]) -> None:
     """All mounts of the container, parents before children as container runtimes order them."""
     _mount("none", "/", "", _MS_REC | _MS_PRIVATE)
     view = _View()
-    view.private_tmp(list(spec.get("private_tmp") or []))
     mounts = sorted(spec.get("mounts") or [], key=lambda mount: str(mount[1]).rstrip("/").count("/"))
-    for source, target, read_only in mounts:
-        view.bind(str(source), str(target), read_only=bool(read_only))
+    # Sources are those of the host: opened before /tmp is replaced.
+    opened = [(os.open(str(source), os.O_PATH), str(target), bool(ro)) for source, target, ro in mounts]
+    view.private_tmp(list(spec.get("private_tmp") or []))
+    for handle, target, read_only in opened:
+        view.bind(handle, target, read_only=read_only)
     _mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 

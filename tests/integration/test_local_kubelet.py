@@ -1,0 +1,375 @@
+"""The kubelet stand-in with a fake device plugin, and containers as real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from hami.local.apiserver import ApiServer
+from hami.local.containers import Isolation, probe_isolation
+from hami.local.kubelet import Kubelet, NodeConfig, NodeLogs
+from hami.local.objects import Object, dig
+from hami.local.podlog import LogRequest
+from hami.local.registry import DeleteOptions
+from hami.local.resources import EVENTS, NODES, PODS
+from hami.node.api import deviceplugin_v1beta1_pb2 as pb
+from hami.node.api import deviceplugin_v1beta1_pb2_grpc as pb_grpc
+from hami.node.api import podresources_v1_pb2 as res_pb
+from hami.node.api import podresources_v1_pb2_grpc as res_grpc
+
+GPU = "example.com/gpu"
+
+
+class FakePlugin:
+    """A device plugin with four devices; records what the kubelet asks."""
+
+    def __init__(self, directory: Path, host: Path) -> None:
+        self.directory = directory
+        self.host = host
+        self.allocated: list[list[str]] = []
+        self.pre_started: list[list[str]] = []
+        self.refuse = ""
+        self.health = {f"gpu-{index}": "Healthy" for index in range(4)}
+        self._update = asyncio.Event()
+        self._server: Any = None
+
+    async def start(self, *, prefers: bool = False, pre_start: bool = False) -> None:
+        self._server = grpc.aio.server()
+        pb_grpc.add_DevicePluginServicer_to_server(self, self._server)
+        self._server.add_insecure_port(f"unix:{self.directory / 'fake.sock'}")
+        await self._server.start()
+        async with grpc.aio.insecure_channel(f"unix:{self.directory / 'kubelet.sock'}") as channel:
+            options = pb.DevicePluginOptions(
+                get_preferred_allocation_available=prefers, pre_start_required=pre_start
+            )
+            await pb_grpc.RegistrationStub(channel).Register(
+                pb.RegisterRequest(
+                    version="v1beta1", endpoint="fake.sock", resource_name=GPU, options=options
+                )
+            )
+
+    async def stop(self) -> None:
+        await self._server.stop(None)
+
+    def set_health(self, device: str, health: str) -> None:
+        self.health[device] = health
+        self._update.set()
+
+    async def GetDevicePluginOptions(self, request: Any, context: Any) -> Any:
+        return pb.DevicePluginOptions()
+
+    async def ListAndWatch(self, request: Any, context: Any) -> AsyncIterator[Any]:
+        while True:
+            yield pb.ListAndWatchResponse(
+                devices=[pb.Device(ID=device, health=health) for device, health in self.health.items()]
+            )
+            await self._update.wait()
+            self._update.clear()
+
+    async def GetPreferredAllocation(self, request: Any, context: Any) -> Any:
+        wanted = request.container_requests[0]
+        last = sorted(wanted.available_deviceIDs, reverse=True)[: wanted.allocation_size]
+        return pb.PreferredAllocationResponse(
+            container_responses=[pb.ContainerPreferredAllocationResponse(deviceIDs=last)]
+        )
+
+    async def Allocate(self, request: Any, context: Any) -> Any:
+        if self.refuse:
+            await context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
+        devices = list(request.container_requests[0].devices_ids)
+        self.allocated.append(devices)
+        answer = pb.ContainerAllocateResponse(
+            envs={"GPU_IDS": ",".join(devices), "GPU_CACHE": "/hami-test/data/cache"},
+            mounts=[pb.Mount(container_path="/hami-test/data", host_path=str(self.host), read_only=False)],
+        )
+        return pb.AllocateResponse(container_responses=[answer])
+
+    async def PreStartContainer(self, request: Any, context: Any) -> Any:
+        self.pre_started.append(list(request.devices_ids))
+        return pb.PreStartContainerResponse()
+
+
+class Node:
+    """One API server, one kubelet, one fake plugin."""
+
+    def __init__(self, api: ApiServer, kubelet: Kubelet, plugin: FakePlugin) -> None:
+        self.api = api
+        self.kubelet = kubelet
+        self.plugin = plugin
+
+    def pod(self, name: str) -> Object:
+        return self.api.store.get(PODS, "default", name)
+
+    async def run(self, name: str, script: str, gpus: int = 0, **spec: Any) -> None:
+        container: Object = {"name": "main", "image": "none", "command": ["sh", "-c", script]}
+        if gpus:
+            container["resources"] = {"limits": {GPU: str(gpus)}}
+        body = {
+            "metadata": {"name": name},
+            "spec": {"nodeName": "n1", "restartPolicy": "Never", "containers": [container], **spec},
+        }
+        await self.api.registry.create(PODS, "default", body)
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(10.0):
+            while not condition():  # noqa: ASYNC110 - the condition is on objects of the API
+                await asyncio.sleep(0.02)
+
+    async def phase(self, name: str, phase: str) -> Object:
+        """The pod once it is in ``phase``; a pod that ends otherwise fails the test with its status."""
+        ends = {"Succeeded", "Failed"}
+        await self.until(lambda: dig(self.pod(name), "status", "phase") in {phase, *ends})
+        assert dig(self.pod(name), "status", "phase") == phase, self.pod(name)["status"]
+        return self.pod(name)
+
+    async def log(self, name: str, **options: Any) -> str:
+        asked: dict[str, Any] = {
+            "container": "main", "follow": False, "previous": False, "timestamps": False,
+            "tail_lines": None, "since": None, "limit_bytes": None, **options,
+        }  # fmt: skip
+        logs = NodeLogs(lambda: [self.kubelet])
+        chunks = [chunk async for chunk in logs.read_log(LogRequest(pod=self.pod(name), **asked))]
+        return b"".join(chunks).decode()
+
+
+@pytest.fixture(scope="module")
+def isolation() -> Isolation:
+    """What this machine allows; most tests run with it."""
+    with tempfile.TemporaryDirectory(prefix="hami-") as directory:
+        return asyncio.run(probe_isolation(Path(directory)))
+
+
+@pytest.fixture
+async def node(embedded_api: ApiServer, isolation: Isolation) -> AsyncIterator[Node]:
+    async for found in _node(embedded_api, isolation):
+        yield found
+
+
+@pytest.fixture
+async def bare_node(embedded_api: ApiServer) -> AsyncIterator[Node]:
+    """A node as on a machine that allows no namespaces."""
+    async for found in _node(embedded_api, Isolation.NONE):
+        yield found
+
+
+async def _node(api: ApiServer, isolation: Isolation) -> AsyncIterator[Node]:
+    with tempfile.TemporaryDirectory(prefix="hami-") as directory:
+        root = Path(directory)
+        host = root / "data"
+        host.mkdir()
+        config = NodeConfig("n1", root / "n1", restart_backoff_s=0.05)
+        kubelet = Kubelet(config, api.registry, time.time, isolation)
+        await kubelet.start()
+        plugin = FakePlugin(kubelet.devices.directory, host)
+        try:
+            yield Node(api, kubelet, plugin)
+        finally:
+            await kubelet.stop()
+            if plugin._server is not None:
+                await plugin.stop()
+
+
+def allocatable(node: Node) -> str | None:
+    found: str | None = dig(node.api.store.get(NODES, "", "n1"), "status", "allocatable").get(GPU)
+    return found
+
+
+async def test_a_registered_plugin_shows_in_the_node(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+
+
+async def test_an_unhealthy_device_leaves_allocatable_but_not_capacity(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    node.plugin.set_health("gpu-1", "Unhealthy")
+    await node.until(lambda: allocatable(node) == "3")
+    assert dig(node.api.store.get(NODES, "", "n1"), "status", "capacity")[GPU] == "4"
+
+
+async def test_a_plugin_that_ends_leaves_no_allocatable_devices(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    await node.plugin.stop()
+    await node.until(lambda: allocatable(node) == "0")
+
+
+async def test_a_container_gets_environment_and_mounts_of_the_answer(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    await node.run("p", 'echo ids=$GPU_IDS; echo written > "$GPU_CACHE"', gpus=2)
+    await node.phase("p", "Succeeded")
+    assert await node.log("p") == "ids=gpu-0,gpu-1\n"
+    assert (node.plugin.host / "cache").read_text() == "written\n"
+
+
+async def test_without_namespaces_mounted_paths_are_rewritten(bare_node: Node) -> None:
+    await bare_node.plugin.start()
+    await bare_node.until(lambda: allocatable(bare_node) == "4")
+    await bare_node.run("p", 'echo written > "$GPU_CACHE"', gpus=1)
+    await bare_node.phase("p", "Succeeded")
+    assert (bare_node.plugin.host / "cache").read_text() == "written\n"
+
+
+async def test_the_preferred_allocation_is_followed(node: Node) -> None:
+    await node.plugin.start(prefers=True)
+    await node.until(lambda: allocatable(node) == "4")
+    await node.run("p", "true", gpus=1)
+    await node.phase("p", "Succeeded")
+    assert node.plugin.allocated == [["gpu-3"]]
+
+
+async def test_pre_start_gets_the_recorded_ids_and_pod_resources_shows_them(node: Node) -> None:
+    await node.plugin.start(pre_start=True)
+    await node.until(lambda: allocatable(node) == "4")
+    await node.run("p", "sleep 60", gpus=2)
+    await node.phase("p", "Running")
+    assert node.plugin.pre_started == [["gpu-0", "gpu-1"]]
+    socket = node.kubelet.config.host_root / "var/lib/kubelet/pod-resources/kubelet.sock"
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        answer = await res_grpc.PodResourcesListerStub(channel).List(res_pb.ListPodResourcesRequest())
+    devices = answer.pod_resources[0].containers[0].devices
+    assert [list(entry.device_ids) for entry in devices] == [["gpu-0"], ["gpu-1"]]
+
+
+async def test_a_failed_allocate_fails_the_pod_with_unexpected_admission_error(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    node.plugin.refuse = "no binding pod found on node n1"
+    await node.run("p", "true", gpus=1)
+    pod = await node.phase("p", "Failed")
+    assert dig(pod, "status", "reason") == "UnexpectedAdmissionError"
+    assert "code = Unknown desc = no binding pod found on node n1" in dig(pod, "status", "message")
+
+
+async def test_too_few_devices_fail_the_pod(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    await node.run("p", "true", gpus=5)
+    pod = await node.phase("p", "Failed")
+    assert "Requested: 5, Available: 4" in dig(pod, "status", "message")
+
+
+async def test_devices_of_a_finished_pod_are_given_again(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    for name in ("a", "b"):
+        await node.run(name, "true", gpus=4)
+        await node.phase(name, "Succeeded")
+    assert [len(devices) for devices in node.plugin.allocated] == [4, 4]
+
+
+async def test_after_a_kubelet_restart_grants_stand_and_the_plugin_can_come_back(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    await node.run("p", "sleep 60", gpus=3)
+    await node.phase("p", "Running")
+    await node.plugin.stop()
+    await node.kubelet.restart()
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    await node.run("q", "true", gpus=2)
+    pod = await node.phase("q", "Failed")
+    assert "Requested: 2, Available: 1" in dig(pod, "status", "message")
+    assert dig(node.pod("p"), "status", "phase") == "Running"
+
+
+async def test_init_containers_run_in_order_before_the_others(node: Node) -> None:
+    inits = [
+        {"name": f"i{index}", "image": "none", "command": ["sh", "-c", f"echo {index} >> /work-dir/order"],
+         "volumeMounts": [{"name": "v", "mountPath": "/work-dir"}]}
+        for index in (1, 2)
+    ]  # fmt: skip
+    main = {
+        "name": "main", "image": "none", "command": ["cat", "/work-dir/order"],
+        "volumeMounts": [{"name": "v", "mountPath": "/work-dir"}],
+    }  # fmt: skip
+    if node.kubelet.isolation is Isolation.NONE:
+        for container in [*inits, main]:
+            container["env"] = [{"name": "ORDER", "value": "/work-dir/order"}]
+        inits[0]["command"] = ["sh", "-c", 'echo 1 >> "$ORDER"']
+        inits[1]["command"] = ["sh", "-c", 'echo 2 >> "$ORDER"']
+        main["command"] = ["sh", "-c", 'cat "$ORDER"']
+    await node.run("p", "", initContainers=inits, containers=[main], volumes=[{"name": "v", "emptyDir": {}}])
+    await node.phase("p", "Succeeded")
+    assert await node.log("p") == "1\n2\n"
+
+
+async def test_a_failing_program_is_restarted_with_policy_on_failure(node: Node) -> None:
+    await node.run("p", "exit 7", restartPolicy="OnFailure")
+
+    def status() -> Object:
+        found: Object = (dig(node.pod("p"), "status", "containerStatuses") or [{}])[0]
+        return found
+
+    await node.until(lambda: status().get("restartCount", 0) >= 2 and status()["lastState"])
+    assert dig(status(), "lastState", "terminated", "exitCode") == 7
+
+
+async def test_a_missing_program_is_a_start_error(node: Node) -> None:
+    await node.run("p", "", containers=[{"name": "main", "image": "none", "command": ["/no/such/program"]}])
+    pod = await node.phase("p", "Failed")
+    terminated = dig(dig(pod, "status", "containerStatuses")[0], "state", "terminated")
+    assert terminated["reason"] == "StartError"
+    assert "/no/such/program" in terminated["message"]
+
+
+async def test_deleting_a_pod_sends_sigterm_then_removes_the_object(node: Node) -> None:
+    said = node.kubelet.config.host_root / "said"
+    await node.run("p", f"trap 'echo bye > {said}; exit 0' TERM; echo ready; while :; do sleep 0.05; done")
+    await node.phase("p", "Running")
+    async with asyncio.timeout(20.0):
+        while await node.log("p") != "ready\n":  # noqa: ASYNC110 - the log is a file
+            await asyncio.sleep(0.02)
+    await node.api.registry.delete(PODS, "default", "p")
+    await node.until(lambda: node.api.store.find(PODS, "default", "p") is None)
+    assert said.read_text() == "bye\n"
+
+
+async def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(node: Node) -> None:
+    await node.run("p", "trap '' TERM; while :; do sleep 0.05; done")
+    await node.phase("p", "Running")
+    await node.api.registry.delete(PODS, "default", "p", DeleteOptions(grace_s=1))
+    await node.until(lambda: node.api.store.find(PODS, "default", "p") is None)
+
+
+async def test_the_log_can_be_followed_and_cut(node: Node) -> None:
+    await node.run("p", "for i in 1 2 3; do echo line $i; done")
+    await node.phase("p", "Succeeded")
+    assert await node.log("p", follow=True) == "line 1\nline 2\nline 3\n"
+    assert await node.log("p", tail_lines=1) == "line 3\n"
+    assert await node.log("p", limit_bytes=4) == "line"
+    assert "Z line 1\n" in await node.log("p", timestamps=True)
+
+
+async def test_no_process_is_left_when_the_kubelet_stops(node: Node) -> None:
+    await node.run("p", "sleep 4242 & sleep 4242")
+    await node.phase("p", "Running")
+    await node.kubelet.stop()
+
+    def alive() -> list[int]:
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    if b"sleep\0004242" in (entry / "cmdline").read_bytes():
+                        found.append(int(entry.name))
+                except OSError:
+                    continue
+        return found
+
+    await node.until(lambda: not alive())
+
+
+async def test_events_tell_that_the_container_was_started(node: Node) -> None:
+    await node.run("p", "true")
+    await node.phase("p", "Succeeded")
+    reasons = [event["reason"] for event in node.api.store.list(EVENTS, "default")]
+    assert "Started" in reasons
