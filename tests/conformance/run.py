@@ -1,6 +1,8 @@
-"""Runs the recorded cases of a folder: ``python tests/conformance/run.py [--undecided] [--group G] [FOLDER]``.
+"""Runs the recorded cases of a folder: ``python tests/conformance/run.py [--undecided] [--group G]
+[FOLDER]``.
 
-Without FOLDER the copy that comes with the tests is used. Exit status 1 when a case fails, 2 when there is none.
+Without FOLDER the copy that comes with the tests is used. Exit status 1 when a case fails, 2 when there is
+none.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ def main() -> int:
         cases = [
             case
             for case in load(options.folder)
-            if (not options.group or case.group in options.group) and (not options.id or options.id in case.id)
+            if (not options.group or case.group in options.group)
+            and (not options.id or options.id in case.id)
         ]
     except (OSError, ValueError, KeyError) as error:
         print(f"cannot read the cases in {options.folder}: {error}", file=sys.stderr)

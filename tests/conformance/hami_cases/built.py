@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hami.protocol import keys
+from hami.scheduler.webhook import CARD_POLICIES, NODE_POLICIES
 from hami.vendors.config import built_words
 
 from .cases import Case
 
 _NO_VENDOR = frozenset({"codec", "inventory", "multi"})
+_HAMI_POLICIES = frozenset({"binpack", "spread", "mutex", "topology-aware", "numa"})
 
 
 def missing(case: Case) -> str:
@@ -22,6 +24,8 @@ def missing(case: Case) -> str:
         return f"vendor {vendor} is not built"
     if case.group == "codec":
         return _missing_of_codec(case, known)
+    if case.group == "allocate":
+        return ""  # our plugin is NVIDIA's; keys of other vendors are only scenery
     for name in _resource_names(case.input):
         owner = _owner(case.device_config, name)
         if owner and not owner & words:
@@ -30,7 +34,20 @@ def missing(case: Case) -> str:
         owner_word = _ALLOCATION_KEYS.get(key)
         if owner_word is not None and owner_word not in words:
             return f"vendor {owner_word} is not built"
-    return ""
+    unknown = sorted((_policies(case) & _HAMI_POLICIES) - {*CARD_POLICIES, *NODE_POLICIES})
+    return f"policy {unknown[0]} is not built" if unknown else ""
+
+
+def _policies(case: Case) -> set[str]:
+    """Policy words that the config or the pod names."""
+    annotations = (case.input.get("pod") or {}).get("metadata", {}).get("annotations") or {}
+    texts = [
+        case.config.get("node_scheduler_policy", ""),
+        case.config.get("gpu_scheduler_policy", ""),
+        annotations.get(keys.NODE_POLICY, ""),
+        annotations.get(keys.CARD_POLICY, ""),
+    ]
+    return {word.strip() for text in texts for word in text.split(",")}
 
 
 def _missing_of_codec(case: Case, known: set[str]) -> str:

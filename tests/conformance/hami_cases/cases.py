@@ -6,7 +6,7 @@ import copy
 import gzip
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ OWN_FOLDER = Path(__file__).resolve().parent.parent / "cases"
 
 _CONFIG_FILE = "device-config-default.json"
 _TIME = re.compile(r"@now([+-][0-9]+)?\|(rfc3339|hs|hsdot|unix)@")
-_FORMS = {
+_FORMS: Mapping[str, Callable[[float], str]] = {
     "rfc3339": timestamps.format_rfc3339,
     "hs": timestamps.format_handshake,
     "hsdot": timestamps.format_handshake_dotted,
@@ -52,7 +52,8 @@ class Case:
 
 
 def load(folder: Path) -> Iterator[Case]:
-    """Every case of a folder, in the order of :data:`GROUPS`; both ``group/*.json[.gz]`` and ``group.json.gz``.
+    """Every case of a folder, in the order of :data:`GROUPS`; both ``group/*.json[.gz]`` and
+    ``group.json.gz``.
 
     Raises ``FileNotFoundError`` when the folder holds no case file at all.
     """
@@ -73,7 +74,9 @@ def _files(folder: Path, group: str) -> list[Path]:
 
 def _default_config(folder: Path) -> Mapping[str, Any]:
     path = folder / _CONFIG_FILE
-    config: Mapping[str, Any] = json.loads((path if path.is_file() else OWN_FOLDER / _CONFIG_FILE).read_text())
+    config: Mapping[str, Any] = json.loads(
+        (path if path.is_file() else OWN_FOLDER / _CONFIG_FILE).read_text()
+    )
     return config
 
 

@@ -15,7 +15,7 @@ from hami.protocol.allocation import (
     decode_container,
     encode_allocation,
 )
-from hami.protocol.errors import HamiError, TimestampError
+from hami.protocol.errors import DevicesMalformed, HamiError, TimestampError
 from hami.protocol.lock import parse_lock
 from hami.protocol.mig import decode_mig_reservations
 from hami.protocol.pair_scores import decode_pair_scores
@@ -75,14 +75,14 @@ def _without_tail(slots: Sequence[Any]) -> list[Any]:
     return kept
 
 
-# --- node registrations ----------------------------------------------------------------------------------------
+# --- node registrations -------------------------------------------------------------------------------------
 
 
 def _node_decode(read: Callable[[str], inventory.Inventory], case: Case) -> dict[str, Any]:
-    """HAMi's decoder refuses a text with one bad piece, ours drops the piece and says so (decisions, row 47)."""
+    """HAMi's decoder refuses a text with one bad piece, ours drops the piece and says so (row 47)."""
     found = read(case.input["text"])
     if found.warnings:
-        raise inventory.DevicesMalformed("; ".join(found.warnings))
+        raise DevicesMalformed("; ".join(found.warnings))
     return {"devices": [device_record(device) for device in found.devices]}
 
 
@@ -119,7 +119,7 @@ def _pair_scores(case: Case) -> dict[str, Any]:
     return {"scores": [{"uuid": uuid, "score": row} for uuid, row in scores.items()]}
 
 
-# --- allocations -----------------------------------------------------------------------------------------------
+# --- allocations --------------------------------------------------------------------------------------------
 
 
 def _container_decode(case: Case) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def _usage_record(profile: VendorProfile, used: Mapping[str, Usage]) -> list[dic
     ]
 
 
-# --- the rest --------------------------------------------------------------------------------------------------
+# --- the rest -----------------------------------------------------------------------------------------------
 
 
 def _mig(case: Case) -> dict[str, Any]:

@@ -37,7 +37,9 @@ def difference(expected: Any, got: Any, path: str = "") -> str:
             if found:
                 return found
         if len(expected) != len(got):
-            return f"{path} has {len(got)} items, expected {len(expected)}: {short(got)} for {short(expected)}"
+            return (
+                f"{path} has {len(got)} items, expected {len(expected)}: {short(got)} for {short(expected)}"
+            )
         return ""
     if isinstance(expected, str) and isinstance(got, str) and text_matches(expected, got):
         return ""

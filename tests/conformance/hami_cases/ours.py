@@ -1,4 +1,6 @@
-"""Our own expectations for cases marked ``ours``: written down per id in ``tests/conformance/ours/<group>.json``."""
+"""Our own expectations for cases marked ``ours``: written down per id in
+``tests/conformance/ours/<group>.json``.
+"""
 
 from __future__ import annotations
 
@@ -25,3 +27,8 @@ def _written(group: str) -> dict[str, Any]:
     path = FOLDER / f"{group}.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     return found
+
+
+def written(group: str) -> dict[str, Any]:
+    """Everything written down for a group: id -> ``{"why": place in the spec, "expect": answer}``."""
+    return _written(group)

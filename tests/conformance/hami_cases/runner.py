@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from . import built, codec, ours, request
+from .allocate import Allocate
+from .bind import Bind
 from .cases import Case
 from .compare import short
+from .register import Register
 from .scheduling import Accounting, Filter
+from .webhook import Webhook
 
 
 class Group(Protocol):
@@ -29,8 +33,12 @@ class Group(Protocol):
 GROUPS: dict[str, Group] = {
     "codec": codec,
     "request": request,
+    "webhook": Webhook(),
+    "register": Register(),
     "filter": Filter(),
     "accounting": Accounting(),
+    "allocate": Allocate(),
+    "bind": Bind(),
 }
 
 
@@ -59,7 +67,7 @@ def judge_all(cases: Iterable[Case]) -> Iterator[Result]:
 
 
 def judge(case: Case) -> Result:
-    """One case. A case marked ``ours`` passes with the record or with our own expectation, else stays open."""
+    """One case; one marked ``ours`` passes with the record or with our own expectation, else stays open."""
     reason = built.missing(case)
     if reason:
         return Result(case, Verdict.SKIPPED, reason)
@@ -98,7 +106,8 @@ def report(results: Iterable[Result], *, show_undecided: bool = False) -> tuple[
                 f"  got:        {short(result.got)}",
             ]
         elif result.verdict is Verdict.UNDECIDED and show_undecided:
-            lines.append(f"undecided {case.id}: {case.what}: {result.why} [{'; '.join((*case.ours, *case.maybe_ours))}]")
+            marks = "; ".join((*case.ours, *case.maybe_ours))
+            lines.append(f"undecided {case.id}: {case.what}: {result.why} [{marks}]")
     total = dict.fromkeys(Verdict, 0)
     for group, per_verdict in counts.items():
         lines.append(f"{group}: {_sentence(per_verdict)}")

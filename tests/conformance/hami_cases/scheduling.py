@@ -20,19 +20,29 @@ _SCORES = re.compile(r"(.* nodes fit\()(.*)(\))")
 
 
 def new_state(case: Case) -> ClusterState:
-    """A state with the case's policies, quotas, pods and registered nodes, seen in this order."""
-    state = ClusterState(
+    """A state that has seen the case's objects."""
+    state = empty_state(case)
+    feed(state, case)
+    return state
+
+
+def empty_state(case: Case) -> ClusterState:
+    """A state with the case's vendors and policies."""
+    return ClusterState(
         profiles(case),
         node_policy=case.config.get("node_scheduler_policy", "binpack"),
         card_policy=case.config.get("gpu_scheduler_policy", "spread"),
     )
+
+
+def feed(state: ClusterState, case: Case) -> None:
+    """Show the case's objects in the order of a start: quotas, pods, nodes."""
     for quota in case.input.get("quotas") or ():
         state.upsert_quota(quota_view(quota))
     for pod in case.input.get("pods") or ():
         state.upsert_pod(pod_view(pod))
     for node in case.input.get("nodes") or ():
         state.upsert_node(node_view(node), NOW)
-    return state
 
 
 def filter_answer(state: ClusterState, pod: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -122,8 +132,8 @@ def _compare_dry_run(expected: Any, got: Any) -> str:
 def _padded(expected: Any, case: Case) -> Any:
     """The record with one segment per container slot in every allocation text (protocol.md §8, **Ours**).
 
-    HAMi leaves out the empty segments of vendors whose card model is not the vendor key; the devices that it writes
-    belong to the containers that ask for the vendor, in order.
+    HAMi leaves out the empty segments of vendors whose card model is not the vendor key; the devices that it
+    writes belong to the containers that ask for the vendor, in order.
     """
     annotations = (expected.get("patch") or {}).get("annotations")
     if not annotations or not any("one segment per container slot" in reason for reason in case.ours):
@@ -173,7 +183,7 @@ class Accounting:
         return {"steps": steps}
 
     def compare(self, expected: Any, got: Any, case: Case) -> str:
-        """As recorded, without what only HAMi's plugin-side bookkeeping shows (whether a slice is realised)."""
+        """As recorded, but for the mark whether a slice is realised."""
         return difference(_without_ready(expected), _without_ready(got))
 
     def _perform(self, state: ClusterState, step: Mapping[str, Any], nodes: dict[str, Any]) -> dict[str, Any]:
@@ -259,5 +269,3 @@ def _without_ready(answer: Any) -> Any:
         slices = [{key: value for key, value in one.items() if key != "ready"} for one in plain["mig"]]
         plain["mig"] = sorted(slices, key=lambda one: (one["start"], one["profile"]))
     return plain
-
-
