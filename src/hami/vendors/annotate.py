@@ -48,11 +48,12 @@ def read_allocation(p: VendorProfile, pod: PodInfo) -> Allocation:
         other = decode_allocation(other_text) if other_text else ()
         if _devices(other) > _devices(allocation):
             allocation = other
-    if not any(allocation):
+    if not text and not any(allocation):
         return ()
     slots = len(pod.shape.kinds)
     allocation = allocation if any(allocation[slots:]) else fit_slots(allocation, slots)
-    return p.restore(pod, allocation)
+    restored = p.restore(pod, allocation)
+    return restored if any(restored) else ()
 
 
 def placed_annotations(p: VendorProfile, pod: PodInfo) -> Mapping[str, str]:

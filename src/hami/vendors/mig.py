@@ -40,13 +40,15 @@ Interval = tuple[int, int]  # start, end (exclusive), in memory slices
 class MigSlice:
     """A reserved slice: `[start, start + size)` of the card in `profile`.
 
-    `others` are further slices of the card that the pod's annotation reserves beyond its devices.
+    `others` are further slices of the card that the pod's annotation reserves beyond its devices. A slice
+    that is not `held` belongs to no device at all: it occupies its place on the card and nothing else.
     """
 
     profile: str
     start: int
     size: int
     others: tuple["MigSlice", ...] = ()
+    held: bool = True
 
     @property
     def interval(self) -> Interval:
@@ -77,7 +79,7 @@ class MigAlgebra:
         counts: dict[MigSlice, int] = {}
         for part in (MigSlice(payload.profile, payload.start, payload.size), *payload.others):
             counts[part] = counts.get(part, 0) + 1
-        return Usage(1, device.usedmem, device.usedcores, _use(counts, 0))
+        return Usage(1 if payload.held else 0, device.usedmem, device.usedcores, _use(counts, 0))
 
     def add(self, a: Usage, b: Usage) -> Usage:
         slots, mem, cores = a.slots + b.slots, a.mem + b.mem, a.cores + b.cores
@@ -227,12 +229,10 @@ def restore(pod: PodInfo, allocation: Allocation) -> Allocation:
     """The allocation with the slices that the pod's reservations name.
 
     A device takes the reservation with its own indexes, else the next unused one of its card in order (HAMi
-    2.10 counts containers wrongly). Reservations left over go to the last device of their card. An
-    undecodable annotation counts as none: the devices stay without a slice. Ids of fixed-geometry MIG (HAMi
-    <= 2.9) are read as their card.
+    2.10 counts containers wrongly). Reservations left over go to the last device of their card, or, on a
+    card without one, to an entry of no size. An undecodable annotation counts as none: the devices stay
+    without a slice. Ids of fixed-geometry MIG (HAMi <= 2.9) are read as their card.
     """
-    if not any(allocation):
-        return allocation
     allocation = tuple(tuple(_without_legacy_id(device) for device in slot) for slot in allocation)
     unused = _reservations(pod.annotations.get(keys.MIG_ALLOCATIONS, ""))
     if not unused:
@@ -249,10 +249,21 @@ def restore(pod: PodInfo, allocation: Allocation) -> Allocation:
         slices = found.get((slot, position))
         while slices and (match := _take_match(unused, device.uuid, None)) is not None:
             slices.append(match)
+    here = {device.uuid for _, _, device in places}
+    homeless = [each for each in unused if each.gpu_uuid not in here]
+    last = len(allocation) - 1
     return tuple(
-        tuple(_with_slices(device, found.get((s, p))) for p, device in enumerate(slot))
+        (
+            *(_with_slices(device, found.get((s, p))) for p, device in enumerate(slot)),
+            *(_unheld(each) for each in homeless if min(each.container_index, last) == s),
+        )
         for s, slot in enumerate(allocation)
     )
+
+
+def _unheld(each: MigReservation) -> ContainerDevice:
+    payload = MigSlice(each.profile, each.placement.start, each.placement.size, held=False)
+    return ContainerDevice(each.gpu_uuid, keys.NVIDIA, 0, 0, payload=payload)
 
 
 def _reservations(text: str) -> list[MigReservation]:

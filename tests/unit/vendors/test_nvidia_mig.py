@@ -119,6 +119,14 @@ def restored(lab: Any, devices: str, *reservations: dict[str, Any], slots: int =
     return allocation
 
 
+def test_reservations_without_any_device_occupy_their_place_and_nothing_else(lab: Any) -> None:
+    profile, card = lab.nvidia(), lab.mig_card()
+    allocation = restored(lab, ";", reservation(0, 0, 6))
+    held = effective(profile, lab.info().shape, allocation, False)["d0"]
+    assert (held.slots, held.mem, held.cores) == (0, 0, 0)
+    assert placed(lab.fit([Card(card.info, held)], lab.request(1, 4000))) == [("1g.5gb", 5)]
+
+
 def test_reservations_beyond_the_device_list_stay_occupied(lab: Any) -> None:  # M14
     profile = lab.nvidia()
     allocation = restored(lab, "d0,NVIDIA,4864,15:;", reservation(0, 0, 6), reservation(0, 1, 5))
