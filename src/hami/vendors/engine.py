@@ -11,6 +11,7 @@ from hami.vendors.request import (
     shape_of,
 )
 from hami.vendors.selection import cordoned_ids, policy_words
+from hami.vendors.types import AdmissionRejected
 from hami.vendors.usage import container_usage, effective, init_base, quota_use
 from hami.vendors.vector import (
     card_reasons,
@@ -22,6 +23,7 @@ from hami.vendors.vector import (
 )
 
 __all__ = [
+    "AdmissionRejected",
     "annotations",
     "card_healthy",
     "card_need",
