@@ -26,14 +26,12 @@ def shape(*kinds: SlotKind) -> PodShape:
         pytest.param((APP, APP), (4000, 4000), (8000, 2), (8000, 2), id="two apps"),
         pytest.param((SIDE, APP), (4000, 4000), (8000, 2), (8000, 2), id="sidecar and app"),
         pytest.param(
-            (INIT, SIDE, APP), (20000, 2000, 10000), (20000, 2), (12000, 2), id="sidecar after the init"
+            (INIT, SIDE, APP), (20000, 2000, 10000), (20000, 2), (12000, 2), id="sidecar after init"
         ),
         pytest.param(
-            (SIDE, INIT, APP), (2000, 20000, 10000), (22000, 2), (12000, 2), id="sidecar before the init"
+            (SIDE, INIT, APP), (2000, 20000, 10000), (22000, 2), (12000, 2), id="sidecar before init"
         ),
-        pytest.param(
-            (INIT, INIT, APP), (5000, 7000, 4000), (7000, 1), (4000, 1), id="inits one after the other"
-        ),
+        pytest.param((INIT, INIT, APP), (5000, 7000, 4000), (7000, 1), (4000, 1), id="inits in turn"),
     ],
 )
 def test_the_kubernetes_formula_holds_per_card(
