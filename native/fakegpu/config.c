@@ -6,15 +6,14 @@
 #include <string.h>
 #include <unistd.h>
 
-int fg_config_state_path(char *path, size_t size)
-{
+int fg_config_state_path(char *path, size_t size) {
     const char *set = getenv("FAKEGPU_STATE");
-    int n = set && *set ? snprintf(path, size, "%s", set) : snprintf(path, size, "/tmp/fakegpu-%u", (unsigned)getuid());
+    int n = set && *set ? snprintf(path, size, "%s", set)
+                        : snprintf(path, size, "/tmp/fakegpu-%u", (unsigned)getuid());
     return n > 0 && (size_t)n < size ? 0 : -1;
 }
 
-static int from_file(const char *state_path, const char *key, char *value, size_t size)
-{
+static int from_file(const char *state_path, const char *key, char *value, size_t size) {
     char name[4200], line[4096];
     snprintf(name, sizeof name, "%s/config", state_path);
     FILE *file = fopen(name, "re");
@@ -33,8 +32,7 @@ static int from_file(const char *state_path, const char *key, char *value, size_
     return found;
 }
 
-int fg_config_get(const char *state_path, const char *key, char *value, size_t size)
-{
+int fg_config_get(const char *state_path, const char *key, char *value, size_t size) {
     const char *set = getenv(key);
     if (!set || !*set)
         return from_file(state_path, key, value, size);
@@ -46,8 +44,8 @@ int fg_config_get(const char *state_path, const char *key, char *value, size_t s
     return 1;
 }
 
-uint64_t fg_config_number(const char *state_path, const char *key, uint64_t low, uint64_t high, uint64_t fallback)
-{
+uint64_t fg_config_number(const char *state_path, const char *key, uint64_t low, uint64_t high,
+                          uint64_t fallback) {
     char text[64];
     if (!fg_config_get(state_path, key, text, sizeof text))
         return fallback;
@@ -55,15 +53,14 @@ uint64_t fg_config_number(const char *state_path, const char *key, uint64_t low,
     errno = 0;
     unsigned long long number = strtoull(text, &end, 10);
     if (errno || *end || text[0] == '-' || number < low || number > high) {
-        fprintf(stderr, "fakegpu: %s=%s is not a number from %llu to %llu; using %llu\n", key, text, (unsigned long long)low, (unsigned long long)high,
-                (unsigned long long)fallback);
+        fprintf(stderr, "fakegpu: %s=%s is not a number from %llu to %llu; using %llu\n", key, text,
+                (unsigned long long)low, (unsigned long long)high, (unsigned long long)fallback);
         return fallback;
     }
     return number;
 }
 
-int fg_config_piece(const char *list, unsigned index, char *value, size_t size)
-{
+int fg_config_piece(const char *list, unsigned index, char *value, size_t size) {
     const char *start = list;
     while (index > 0) {
         const char *comma = strchr(start, ',');

@@ -15,8 +15,7 @@ static uint64_t next_id = 1;
 static _Thread_local struct fg_context *stack[STACK];
 static _Thread_local int depth;
 
-static void forget_in_child(void)
-{
+static void forget_in_child(void) {
     pthread_mutex_init(&lock, NULL);
     memset(&fg_driver, 0, sizeof fg_driver);
     memset(primary, 0, sizeof primary);
@@ -27,15 +26,15 @@ static void forget_in_child(void)
     fg_forget_slot();
 }
 
-static CUresult start(void)
-{
+static CUresult start(void) {
     static int registered;
     if (fg_attach() != 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     fg_driver.count = fg_cuda_devices(fg.shared, fg.visible, fg.visible_count, fg_driver.card);
     if (fg_driver.count == 0)
         return CUDA_ERROR_NO_DEVICE;
-    fg_driver.version = (uint32_t)fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990, fg.shared->driver_version);
+    fg_driver.version =
+        (uint32_t)fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990, fg.shared->driver_version);
     fg_driver.zero_cost = (int)fg_config_number(fg.path, "FAKEGPU_ZERO_COST", 0, 1, 0);
     if (!registered)
         pthread_atfork(NULL, NULL, forget_in_child);
@@ -53,20 +52,17 @@ FG_FUNCTION(cuInit, (unsigned int flags), {
     return result;
 })
 
-CUresult fg_need_device(CUdevice device)
-{
+CUresult fg_need_device(CUdevice device) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     return device >= 0 && (uint32_t)device < fg_driver.count ? CUDA_SUCCESS : CUDA_ERROR_INVALID_DEVICE;
 }
 
-struct fg_context *fg_current(void)
-{
+struct fg_context *fg_current(void) {
     return depth > 0 ? stack[depth - 1] : NULL;
 }
 
-CUresult fg_need_context(struct fg_context **context)
-{
+CUresult fg_need_context(struct fg_context **context) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     *context = fg_current();
@@ -75,8 +71,7 @@ CUresult fg_need_context(struct fg_context **context)
     return (*context)->alive ? CUDA_SUCCESS : CUDA_ERROR_CONTEXT_IS_DESTROYED;
 }
 
-int fg_context_known(const struct fg_context *context)
-{
+int fg_context_known(const struct fg_context *context) {
     for (uint32_t i = 0; i < FG_MAX_DEVICES; i++)
         if (context == &primary[i])
             return primary[i].alive;
@@ -88,8 +83,7 @@ int fg_context_known(const struct fg_context *context)
     return known;
 }
 
-static CUresult activate(struct fg_context *context, CUdevice device, unsigned flags)
-{
+static CUresult activate(struct fg_context *context, CUdevice device, unsigned flags) {
     uint32_t card = fg_driver.card[device];
     int64_t size = (int64_t)fg.shared->context_bytes;
     if (fg_account(card, FG_CONTEXT, size, size) != 0)
@@ -106,8 +100,7 @@ static CUresult activate(struct fg_context *context, CUdevice device, unsigned f
     return CUDA_SUCCESS;
 }
 
-static void deactivate(struct fg_context *context)
-{
+static void deactivate(struct fg_context *context) {
     int64_t size = (int64_t)fg.shared->context_bytes;
     fg_engine_wait(context->card, fg_engine_mark(context->card));
     fg_streams_drop_context(context);
@@ -137,8 +130,7 @@ FG_FUNCTION(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), {
     return result;
 })
 
-static CUresult primary_release(CUdevice device)
-{
+static CUresult primary_release(CUdevice device) {
     CUresult result = fg_need_device(device);
     if (result != CUDA_SUCCESS)
         return result;
@@ -151,8 +143,7 @@ static CUresult primary_release(CUdevice device)
     return result;
 }
 
-static CUresult primary_reset(CUdevice device)
-{
+static CUresult primary_reset(CUdevice device) {
     CUresult result = fg_need_device(device);
     if (result != CUDA_SUCCESS)
         return result;
@@ -163,8 +154,7 @@ static CUresult primary_reset(CUdevice device)
     return CUDA_SUCCESS;
 }
 
-static CUresult primary_flags(CUdevice device, unsigned flags)
-{
+static CUresult primary_flags(CUdevice device, unsigned flags) {
     CUresult result = fg_need_device(device);
     if (result == CUDA_SUCCESS)
         primary[device].flags = flags;
@@ -175,8 +165,10 @@ FG_FUNCTION(cuDevicePrimaryCtxRelease, (CUdevice device), { return primary_relea
 FG_FUNCTION(cuDevicePrimaryCtxRelease_v2, (CUdevice device), { return primary_release(device); })
 FG_FUNCTION(cuDevicePrimaryCtxReset, (CUdevice device), { return primary_reset(device); })
 FG_FUNCTION(cuDevicePrimaryCtxReset_v2, (CUdevice device), { return primary_reset(device); })
-FG_FUNCTION(cuDevicePrimaryCtxSetFlags, (CUdevice device, unsigned flags), { return primary_flags(device, flags); })
-FG_FUNCTION(cuDevicePrimaryCtxSetFlags_v2, (CUdevice device, unsigned flags), { return primary_flags(device, flags); })
+FG_FUNCTION(cuDevicePrimaryCtxSetFlags, (CUdevice device, unsigned flags),
+            { return primary_flags(device, flags); })
+FG_FUNCTION(cuDevicePrimaryCtxSetFlags_v2, (CUdevice device, unsigned flags),
+            { return primary_flags(device, flags); })
 FG_FUNCTION(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *active), {
     CUresult result = fg_need_device(device);
     if (result != CUDA_SUCCESS)
@@ -188,16 +180,14 @@ FG_FUNCTION(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *
     return CUDA_SUCCESS;
 })
 
-static CUresult push(struct fg_context *context)
-{
+static CUresult push(struct fg_context *context) {
     if (depth == STACK)
         return CUDA_ERROR_OUT_OF_MEMORY;
     stack[depth++] = context;
     return CUDA_SUCCESS;
 }
 
-static CUresult create(CUcontext *handle, unsigned flags, CUdevice device)
-{
+static CUresult create(CUcontext *handle, unsigned flags, CUdevice device) {
     CUresult result = fg_need_device(device);
     if (result != CUDA_SUCCESS)
         return result;
@@ -218,18 +208,21 @@ static CUresult create(CUcontext *handle, unsigned flags, CUdevice device)
     return result;
 }
 
-FG_FUNCTION(cuCtxCreate, (CUcontext * context, unsigned flags, CUdevice device), { return create(context, flags, device); })
-FG_FUNCTION(cuCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device), { return create(context, flags, device); })
-FG_FUNCTION(cuCtxCreate_v3, (CUcontext * context, void *affinity, int count, unsigned flags, CUdevice device), {
-    return count < 0 || (count > 0 && !affinity) ? CUDA_ERROR_INVALID_VALUE : create(context, flags, device);
-})
+FG_FUNCTION(cuCtxCreate, (CUcontext * context, unsigned flags, CUdevice device),
+            { return create(context, flags, device); })
+FG_FUNCTION(cuCtxCreate_v2, (CUcontext * context, unsigned flags, CUdevice device),
+            { return create(context, flags, device); })
+FG_FUNCTION(cuCtxCreate_v3, (CUcontext * context, void *affinity, int count, unsigned flags, CUdevice device),
+            {
+                return count < 0 || (count > 0 && !affinity) ? CUDA_ERROR_INVALID_VALUE
+                                                             : create(context, flags, device);
+            })
 FG_FUNCTION(cuCtxCreate_v4, (CUcontext * context, void *parameters, unsigned flags, CUdevice device), {
     (void)parameters;
     return create(context, flags, device);
 })
 
-static CUresult destroy(CUcontext context)
-{
+static CUresult destroy(CUcontext context) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!context || !fg_context_known(context) || context->primary)
@@ -242,15 +235,13 @@ static CUresult destroy(CUcontext context)
     return CUDA_SUCCESS;
 }
 
-static CUresult push_checked(CUcontext context)
-{
+static CUresult push_checked(CUcontext context) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     return context && fg_context_known(context) ? push(context) : CUDA_ERROR_INVALID_CONTEXT;
 }
 
-static CUresult pop(CUcontext *context)
-{
+static CUresult pop(CUcontext *context) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (depth == 0)

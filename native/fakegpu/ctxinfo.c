@@ -13,7 +13,8 @@ FG_FUNCTION(cuCtxGetDevice, (CUdevice * device), {
 
 FG_FUNCTION(cuCtxGetDevice_v2, (CUdevice * device, CUcontext wanted), {
     struct fg_context *context = wanted;
-    CUresult result = wanted ? (fg_context_known(wanted) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT) : fg_need_context(&context);
+    CUresult result = wanted ? (fg_context_known(wanted) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT)
+                             : fg_need_context(&context);
     if (result == CUDA_SUCCESS && !device)
         return CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
@@ -21,10 +22,10 @@ FG_FUNCTION(cuCtxGetDevice_v2, (CUdevice * device, CUcontext wanted), {
     return result;
 })
 
-static CUresult synchronize(CUcontext wanted)
-{
+static CUresult synchronize(CUcontext wanted) {
     struct fg_context *context = wanted;
-    CUresult result = wanted ? (fg_context_known(wanted) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT) : fg_need_context(&context);
+    CUresult result = wanted ? (fg_context_known(wanted) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT)
+                             : fg_need_context(&context);
     if (result == CUDA_SUCCESS)
         result = fg_forbidden_in_capture();
     if (result != CUDA_SUCCESS || fg_driver.zero_cost)
@@ -57,7 +58,8 @@ FG_FUNCTION(cuCtxSetFlags, (unsigned flags), {
 
 FG_FUNCTION(cuCtxGetId, (CUcontext wanted, unsigned long long *id), {
     struct fg_context *context = wanted;
-    CUresult result = wanted ? (fg_context_known(wanted) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT) : fg_need_context(&context);
+    CUresult result = wanted ? (fg_context_known(wanted) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT)
+                             : fg_need_context(&context);
     if (result == CUDA_SUCCESS && !id)
         return CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
@@ -67,7 +69,8 @@ FG_FUNCTION(cuCtxGetId, (CUcontext wanted, unsigned long long *id), {
 
 FG_FUNCTION(cuCtxGetApiVersion, (CUcontext wanted, unsigned *version), {
     struct fg_context *context = wanted;
-    CUresult result = wanted ? (fg_context_known(wanted) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT) : fg_need_context(&context);
+    CUresult result = wanted ? (fg_context_known(wanted) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT)
+                             : fg_need_context(&context);
     if (result == CUDA_SUCCESS && !version)
         return CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
@@ -75,7 +78,8 @@ FG_FUNCTION(cuCtxGetApiVersion, (CUcontext wanted, unsigned *version), {
     return result;
 })
 
-/* Limits: stack 0, printf FIFO 1, malloc heap 2. Settings are accepted and not kept: nothing here depends on them. */
+/* Limits: stack 0, printf FIFO 1, malloc heap 2. Settings are accepted and not kept: nothing here depends on
+ * them. */
 FG_FUNCTION(cuCtxGetLimit, (size_t *value, int number), {
     struct fg_context *context;
     CUresult result = fg_need_context(&context);
@@ -90,7 +94,9 @@ FG_FUNCTION(cuCtxSetLimit, (int number, size_t value), {
     struct fg_context *context;
     CUresult result = fg_need_context(&context);
     (void)value;
-    return result != CUDA_SUCCESS ? result : number >= 0 && number <= 6 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    return result != CUDA_SUCCESS       ? result
+           : number >= 0 && number <= 6 ? CUDA_SUCCESS
+                                        : CUDA_ERROR_INVALID_VALUE;
 })
 
 FG_FUNCTION(cuCtxGetCacheConfig, (int *value), {

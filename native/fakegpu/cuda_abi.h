@@ -1,6 +1,6 @@
 /*
- * The part of the CUDA driver ABI that the simulated driver speaks: handle types, result codes and structure layouts
- * (facts only, written from the public documentation; no text of a vendor's header). 64-bit only.
+ * The part of the CUDA driver ABI that the simulated driver speaks: handle types, result codes and structure
+ * layouts (facts only, written from the public documentation; no text of a vendor's header). 64-bit only.
  */
 #ifndef FAKEGPU_CUDA_ABI_H
 #define FAKEGPU_CUDA_ABI_H
@@ -59,15 +59,27 @@ enum {
     CUDA_ERROR_UNKNOWN = 999,
 };
 
-enum { CU_GET_PROC_ADDRESS_SUCCESS = 0, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1, CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2 };
+enum {
+    CU_GET_PROC_ADDRESS_SUCCESS = 0,
+    CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1,
+    CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT = 2
+};
 enum { CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM = 2 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
 enum { CU_STREAM_NON_BLOCKING = 1 };
-#define CU_STREAM_LEGACY ((CUstream)(uintptr_t)0x1)
+#define CU_STREAM_LEGACY     ((CUstream)(uintptr_t)0x1)
 #define CU_STREAM_PER_THREAD ((CUstream)(uintptr_t)0x2)
 
-enum { CU_STREAM_CAPTURE_MODE_GLOBAL = 0, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1, CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
-enum { CU_STREAM_CAPTURE_STATUS_NONE = 0, CU_STREAM_CAPTURE_STATUS_ACTIVE = 1, CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2 };
+enum {
+    CU_STREAM_CAPTURE_MODE_GLOBAL = 0,
+    CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+    CU_STREAM_CAPTURE_MODE_RELAXED = 2
+};
+enum {
+    CU_STREAM_CAPTURE_STATUS_NONE = 0,
+    CU_STREAM_CAPTURE_STATUS_ACTIVE = 1,
+    CU_STREAM_CAPTURE_STATUS_INVALIDATED = 2
+};
 
 enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_LOCATION_TYPE_HOST = 2 };
 typedef struct CUmemLocation_st {
@@ -173,8 +185,8 @@ typedef struct CUipcMemHandle_st {
 } CUipcMemHandle;
 
 typedef struct CUdevprop_st {
-    int max_threads_per_block, max_threads_dim[3], max_grid_size[3], shared_mem_per_block, total_constant_memory, simd_width, mem_pitch,
-        regs_per_block, clock_rate, texture_align;
+    int max_threads_per_block, max_threads_dim[3], max_grid_size[3], shared_mem_per_block,
+        total_constant_memory, simd_width, mem_pitch, regs_per_block, clock_rate, texture_align;
 } CUdevprop;
 
 #endif

@@ -6,8 +6,7 @@
 #include <string.h>
 #include <strings.h>
 
-static struct fg_device *card_of(CUdevice device)
-{
+static struct fg_device *card_of(CUdevice device) {
     return &fg.shared->devices[fg_driver.card[device]];
 }
 
@@ -17,7 +16,9 @@ FG_FUNCTION(cuDriverGetVersion, (int *version), {
     if (!fg_driver.version && fg_open() != 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
     uint32_t shared = fg.shared->driver_version;
-    *version = (int)(fg_driver.version ? fg_driver.version : fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990, shared));
+    *version =
+        (int)(fg_driver.version ? fg_driver.version
+                                : fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990, shared));
     return CUDA_SUCCESS;
 })
 
@@ -49,8 +50,7 @@ FG_FUNCTION(cuDeviceGetName, (char *name, int size, CUdevice device), {
     return CUDA_SUCCESS;
 })
 
-static CUresult get_uuid(CUuuid *uuid, CUdevice device)
-{
+static CUresult get_uuid(CUuuid *uuid, CUdevice device) {
     CUresult result = fg_need_device(device);
     if (result != CUDA_SUCCESS)
         return result;
@@ -73,7 +73,8 @@ FG_FUNCTION(cuDeviceTotalMem, (unsigned *bytes, CUdevice device), {
     if (result == CUDA_SUCCESS && !bytes)
         return CUDA_ERROR_INVALID_VALUE;
     if (result == CUDA_SUCCESS)
-        *bytes = card_of(device)->total_bytes > UINT32_MAX ? UINT32_MAX : (unsigned)card_of(device)->total_bytes;
+        *bytes =
+            card_of(device)->total_bytes > UINT32_MAX ? UINT32_MAX : (unsigned)card_of(device)->total_bytes;
     return result;
 })
 
@@ -86,49 +87,80 @@ FG_FUNCTION(cuDeviceTotalMem_v2, (size_t *bytes, CUdevice device), {
     return result;
 })
 
-static int pci_bus(const struct fg_device *card)
-{
+static int pci_bus(const struct fg_device *card) {
     unsigned bus = 0;
     sscanf(card->bus_id, "%*x:%x", &bus);
     return (int)bus;
 }
 
 /* Numbers of CUdevice_attribute; those not listed are features, answered 0 unless in the list of ones. */
-static int attribute(const struct fg_device *card, int number)
-{
+static int attribute(const struct fg_device *card, int number) {
     const struct fg_model *model = fg_model_of(card);
-    static const uint8_t ones[] = {15, 19, 31, 35, 41, 78, 79, 80, 83, 84, 85, 86, 88, 89, 91, 95, 102, 103, 105, 107, 109, 110, 113, 115, 117, 119, 121};
+    static const uint8_t ones[] = {15, 19, 31,  35,  41,  78,  79,  80,  83,  84,  85,  86,  88, 89,
+                                   91, 95, 102, 103, 105, 107, 109, 110, 113, 115, 117, 119, 121};
     switch (number) {
-    case 1: return 1024;                                              /* threads a block */
-    case 2: case 3: return 1024;                                      /* block x, y */
-    case 4: return 64;                                                /* block z */
-    case 5: return INT32_MAX;                                         /* grid x */
-    case 6: case 7: return 65535;                                     /* grid y, z */
-    case 8: return 49152;                                             /* shared memory a block */
-    case 9: return 65536;                                             /* constant memory */
-    case 10: return 32;                                               /* warp */
-    case 11: return INT32_MAX;                                        /* pitch */
-    case 12: return 65536;                                            /* registers a block */
-    case 13: return (int)model->clock_mhz * 1000;
-    case 14: return 512;                                              /* texture alignment */
-    case 16: return (int)model->sm_count;
-    case 23: return 32;                                               /* texture pitch alignment */
-    case 32: return 1;                                                /* ECC */
-    case 33: return pci_bus(card);
-    case 36: return (int)model->memory_clock_mhz * 1000;
-    case 37: return (int)model->bus_width_bits;
-    case 38: return (int)model->l2_kib * 1024;
-    case 39: return (int)model->threads_per_sm;
-    case 40: return 3;                                                /* asynchronous engines */
-    case 75: return (int)model->major;
-    case 76: return (int)model->minor;
-    case 81: return (int)model->shared_kib * 1024;                    /* shared memory an SM */
-    case 82: return 65536;                                            /* registers an SM */
-    case 97: return (int)(model->shared_kib - 1) * 1024;              /* opt-in shared memory a block */
-    case 106: return 32;                                              /* blocks an SM */
-    case 111: return 1024;                                            /* reserved shared memory a block */
-    case 134: return (int)card->numa_node;
-    default: break;
+    case 1:
+        return 1024; /* threads a block */
+    case 2:
+    case 3:
+        return 1024; /* block x, y */
+    case 4:
+        return 64; /* block z */
+    case 5:
+        return INT32_MAX; /* grid x */
+    case 6:
+    case 7:
+        return 65535; /* grid y, z */
+    case 8:
+        return 49152; /* shared memory a block */
+    case 9:
+        return 65536; /* constant memory */
+    case 10:
+        return 32; /* warp */
+    case 11:
+        return INT32_MAX; /* pitch */
+    case 12:
+        return 65536; /* registers a block */
+    case 13:
+        return (int)model->clock_mhz * 1000;
+    case 14:
+        return 512; /* texture alignment */
+    case 16:
+        return (int)model->sm_count;
+    case 23:
+        return 32; /* texture pitch alignment */
+    case 32:
+        return 1; /* ECC */
+    case 33:
+        return pci_bus(card);
+    case 36:
+        return (int)model->memory_clock_mhz * 1000;
+    case 37:
+        return (int)model->bus_width_bits;
+    case 38:
+        return (int)model->l2_kib * 1024;
+    case 39:
+        return (int)model->threads_per_sm;
+    case 40:
+        return 3; /* asynchronous engines */
+    case 75:
+        return (int)model->major;
+    case 76:
+        return (int)model->minor;
+    case 81:
+        return (int)model->shared_kib * 1024; /* shared memory an SM */
+    case 82:
+        return 65536; /* registers an SM */
+    case 97:
+        return (int)(model->shared_kib - 1) * 1024; /* opt-in shared memory a block */
+    case 106:
+        return 32; /* blocks an SM */
+    case 111:
+        return 1024; /* reserved shared memory a block */
+    case 134:
+        return (int)card->numa_node;
+    default:
+        break;
     }
     return number < 256 && memchr(ones, number, sizeof ones) != NULL;
 }
@@ -149,7 +181,8 @@ FG_FUNCTION(cuDeviceGetProperties, (CUdevprop * properties, CUdevice device), {
         return result;
     if (!properties)
         return CUDA_ERROR_INVALID_VALUE;
-    *properties = (CUdevprop){1024, {1024, 1024, 64}, {INT32_MAX, 65535, 65535}, 49152, 65536, 32, INT32_MAX, 65536, 0, 512};
+    *properties = (CUdevprop){
+        1024, {1024, 1024, 64}, {INT32_MAX, 65535, 65535}, 49152, 65536, 32, INT32_MAX, 65536, 0, 512};
     properties->clock_rate = (int)fg_model_of(card_of(device))->clock_mhz * 1000;
     return CUDA_SUCCESS;
 })
@@ -181,7 +214,8 @@ FG_FUNCTION(cuDeviceGetByPCIBusId, (CUdevice * device, const char *text), {
     if (!device || !text)
         return CUDA_ERROR_INVALID_VALUE;
     for (uint32_t i = 0; i < fg_driver.count; i++)
-        if (strcasecmp(card_of((CUdevice)i)->bus_id, text) == 0 || strcasecmp(card_of((CUdevice)i)->bus_id + 4, text) == 0) {
+        if (strcasecmp(card_of((CUdevice)i)->bus_id, text) == 0 ||
+            strcasecmp(card_of((CUdevice)i)->bus_id + 4, text) == 0) {
             *device = (CUdevice)i;
             return CUDA_SUCCESS;
         }
@@ -234,22 +268,26 @@ static const struct error_text errors[] = {
     {704, "CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED", "peer access is already enabled"},
     {705, "CUDA_ERROR_PEER_ACCESS_NOT_ENABLED", "peer access has not been enabled"},
     {709, "CUDA_ERROR_CONTEXT_IS_DESTROYED", "context is destroyed"},
-    {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED", "part or all of the requested memory range is already mapped"},
-    {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", "pointer does not correspond to a registered memory region"},
+    {712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+     "part or all of the requested memory range is already mapped"},
+    {713, "CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED",
+     "pointer does not correspond to a registered memory region"},
     {719, "CUDA_ERROR_LAUNCH_FAILED", "unspecified launch failure"},
     {801, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
     {900, "CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED", "operation not permitted when stream is capturing"},
     {901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED", "operation failed due to a previous error during capture"},
     {903, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED", "capture was not initiated in this stream"},
     {904, "CUDA_ERROR_STREAM_CAPTURE_UNJOINED", "capturing stream has unjoined work"},
-    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT", "operation would make the legacy stream depend on a capturing blocking stream"},
-    {907, "CUDA_ERROR_CAPTURED_EVENT", "operation not permitted on an event last recorded in a capturing stream"},
-    {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD", "attempt to terminate a thread-local capture sequence from another thread"},
+    {906, "CUDA_ERROR_STREAM_CAPTURE_IMPLICIT",
+     "operation would make the legacy stream depend on a capturing blocking stream"},
+    {907, "CUDA_ERROR_CAPTURED_EVENT",
+     "operation not permitted on an event last recorded in a capturing stream"},
+    {908, "CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD",
+     "attempt to terminate a thread-local capture sequence from another thread"},
     {999, "CUDA_ERROR_UNKNOWN", "unknown error"},
 };
 
-static const struct error_text *error_of(CUresult code)
-{
+static const struct error_text *error_of(CUresult code) {
     for (size_t i = 0; i < sizeof errors / sizeof errors[0]; i++)
         if (errors[i].code == code)
             return &errors[i];

@@ -12,20 +12,20 @@
 #define FG_API __attribute__((visibility("default")))
 
 /*
- * One exported function. The body follows the parameters; call log, delays and injected errors (trace.h) come first and
- * may end the call. FG_TWIN makes two: the plain symbol, with per_thread = 0, and its per-thread-stream twin with 1.
+ * One exported function. The body follows the parameters; call log, delays and injected errors (trace.h) come
+ * first and may end the call. FG_TWIN makes two: the plain symbol, with per_thread = 0, and its
+ * per-thread-stream twin with 1.
  */
-#define FG_FUNCTION(name, parameters, ...)            \
-    FG_API CUresult name parameters;                  \
-    FG_API CUresult name parameters                   \
-    {                                                 \
-        CUresult injected_ = fg_enter(#name);         \
-        if (injected_ != CUDA_SUCCESS)                \
-            return injected_;                         \
-        __VA_ARGS__                                   \
+#define FG_FUNCTION(name, parameters, ...)                                                                   \
+    FG_API CUresult name parameters;                                                                         \
+    FG_API CUresult name parameters {                                                                        \
+        CUresult injected_ = fg_enter(#name);                                                                \
+        if (injected_ != CUDA_SUCCESS)                                                                       \
+            return injected_;                                                                                \
+        __VA_ARGS__                                                                                          \
     }
-#define FG_TWIN(name, twin, parameters, ...)                                            \
-    FG_FUNCTION(name, parameters, enum {per_thread = 0}; (void)per_thread; __VA_ARGS__) \
+#define FG_TWIN(name, twin, parameters, ...)                                                                 \
+    FG_FUNCTION(name, parameters, enum {per_thread = 0}; (void)per_thread; __VA_ARGS__)                      \
     FG_FUNCTION(twin, parameters, enum {per_thread = 1}; (void)per_thread; __VA_ARGS__)
 
 struct fg_context {
@@ -54,7 +54,16 @@ CUresult fg_need_context(struct fg_context **context);
 CUresult fg_need_device(CUdevice device);
 int fg_context_known(const struct fg_context *context);
 
-enum fg_block_kind { FG_BLOCK_PLAIN, FG_BLOCK_MANAGED, FG_BLOCK_POOL, FG_BLOCK_HOST, FG_BLOCK_REGISTERED, FG_BLOCK_ARRAY, FG_BLOCK_RANGE, FG_BLOCK_IMPORTED };
+enum fg_block_kind {
+    FG_BLOCK_PLAIN,
+    FG_BLOCK_MANAGED,
+    FG_BLOCK_POOL,
+    FG_BLOCK_HOST,
+    FG_BLOCK_REGISTERED,
+    FG_BLOCK_ARRAY,
+    FG_BLOCK_RANGE,
+    FG_BLOCK_IMPORTED
+};
 
 /* A block of memory of this process, findable by any address in it. */
 struct fg_block {
@@ -69,16 +78,17 @@ struct fg_block {
     struct fg_block *chain;
 };
 
-static inline uint64_t fg_round(uint64_t value, uint64_t unit)
-{
+static inline uint64_t fg_round(uint64_t value, uint64_t unit) {
     return value > UINT64_MAX - unit ? UINT64_MAX / unit * unit : (value + unit - 1) / unit * unit;
 }
 
 #define FG_GRANULE ((uint64_t)2 << 20)
 
 /* heap.c; all take the heap's own lock. */
-CUresult fg_heap_allocate(struct fg_context *context, size_t size, enum fg_block_kind kind, struct fg_pool *pool, uintptr_t *start);
-/* Free the block that starts at `start`; INVALID_VALUE if none does or `allowed` (bit mask of kinds) excludes it. */
+CUresult fg_heap_allocate(struct fg_context *context, size_t size, enum fg_block_kind kind,
+                          struct fg_pool *pool, uintptr_t *start);
+/* Free the block that starts at `start`; INVALID_VALUE if none does or `allowed` (bit mask of kinds) excludes
+ * it. */
 CUresult fg_heap_free(uintptr_t start, unsigned allowed);
 /* Enter memory that is not the heap's (host registrations, address ranges). */
 CUresult fg_heap_enter(struct fg_context *context, void *start, size_t size, enum fg_block_kind kind);
@@ -98,8 +108,10 @@ void fg_pools_forget(void);
 /* stream.c */
 struct fg_stream;
 /* Resolve a stream argument; NULL means the legacy or the thread's own stream. */
-CUresult fg_stream_resolve(struct fg_context *context, CUstream handle, int per_thread, struct fg_stream **stream);
-/* The graph that a capture of this stream fills: CUDA_SUCCESS with *graph (NULL: not capturing), or the capture's error. */
+CUresult fg_stream_resolve(struct fg_context *context, CUstream handle, int per_thread,
+                           struct fg_stream **stream);
+/* The graph that a capture of this stream fills: CUDA_SUCCESS with *graph (NULL: not capturing), or the
+ * capture's error. */
 CUresult fg_stream_capture(struct fg_stream *stream, struct fg_graph **graph);
 void fg_stream_submitted(struct fg_stream *stream, uint64_t mark);
 /* A call that capture forbids (global mode, this thread): invalidates and says 900, else CUDA_SUCCESS. */

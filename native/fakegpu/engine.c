@@ -8,26 +8,22 @@
 
 void (*fg_engine_before_reuse)(void);
 
-static struct fg_channel *channel_at(struct fg_device *device, uint32_t position)
-{
+static struct fg_channel *channel_at(struct fg_device *device, uint32_t position) {
     return &fg.shared->channels[device->channels[position]];
 }
 
-static int busy(const struct fg_channel *channel)
-{
+static int busy(const struct fg_channel *channel) {
     return channel->tail > channel->head;
 }
 
-static uint32_t busy_count(struct fg_device *device)
-{
+static uint32_t busy_count(struct fg_device *device) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < device->channel_count; i++)
         n += (uint32_t)busy(channel_at(device, i));
     return n;
 }
 
-static void credit(struct fg_device *device, struct fg_channel *channel, uint64_t work)
-{
+static void credit(struct fg_device *device, struct fg_channel *channel, uint64_t work) {
     uint32_t d = channel->device;
     channel->busy_ns += work;
     channel->head_left_ns -= work;
@@ -37,21 +33,18 @@ static void credit(struct fg_device *device, struct fg_channel *channel, uint64_
     fg.shared->containers[channel->container].engine_ns[d] += work;
 }
 
-static void finish_head(struct fg_device *device, struct fg_channel *channel)
-{
+static void finish_head(struct fg_device *device, struct fg_channel *channel) {
     channel->ring[channel->head % FG_RING].end_ns = device->now_ns;
     channel->head++;
     channel->head_left_ns = busy(channel) ? channel->ring[channel->head % FG_RING].cost_ns : 0;
 }
 
-static uint64_t least(uint64_t a, uint64_t b)
-{
+static uint64_t least(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
 /* The queue of a dead process does not run on. */
-static void drop_dead_work(struct fg_device *device)
-{
+static void drop_dead_work(struct fg_device *device) {
     if (device->now_ns - device->live_checked_ns < LIVE_CHECK_NS)
         return;
     device->live_checked_ns = device->now_ns;
@@ -64,14 +57,12 @@ static void drop_dead_work(struct fg_device *device)
     }
 }
 
-static void next_turn(struct fg_device *device)
-{
+static void next_turn(struct fg_device *device) {
     device->current = device->channel_count ? (device->current + 1) % device->channel_count : 0;
     device->slice_left_ns = fg.shared->slice_ns;
 }
 
-static void run_in_turns(struct fg_device *device, uint64_t until)
-{
+static void run_in_turns(struct fg_device *device, uint64_t until) {
     uint32_t idle = 0;
     while (device->now_ns < until && idle < device->channel_count) {
         drop_dead_work(device);
@@ -97,8 +88,7 @@ static void run_in_turns(struct fg_device *device, uint64_t until)
     }
 }
 
-static void run_at_once(struct fg_device *device, uint64_t until)
-{
+static void run_at_once(struct fg_device *device, uint64_t until) {
     uint64_t active;
     while (device->now_ns < until && (active = busy_count(device)) > 0) {
         drop_dead_work(device);
@@ -119,14 +109,12 @@ static void run_at_once(struct fg_device *device, uint64_t until)
     }
 }
 
-static uint8_t percent(uint64_t part, uint64_t whole)
-{
+static uint8_t percent(uint64_t part, uint64_t whole) {
     uint64_t value = whole ? (part * 100 + whole / 2) / whole : 0;
     return (uint8_t)least(value, 100);
 }
 
-static void take_sample(struct fg_device *device)
-{
+static void take_sample(struct fg_device *device) {
     uint64_t length = fg.shared->sample_ns;
     uint32_t place = (uint32_t)(device->sample_index % FG_SAMPLES);
     device->util[place] = percent(device->busy_ns - device->sampled_ns, length);
@@ -139,8 +127,7 @@ static void take_sample(struct fg_device *device)
     device->sample_index++;
 }
 
-void fg_engine_advance(struct fg_device *device, uint64_t now)
-{
+void fg_engine_advance(struct fg_device *device, uint64_t now) {
     uint64_t length = fg.shared->sample_ns;
     if (device->now_ns == 0) {
         device->now_ns = now;
@@ -160,28 +147,28 @@ void fg_engine_advance(struct fg_device *device, uint64_t now)
         take_sample(device);
         uint64_t behind = now / length;
         if (idle && behind > device->sample_index + FG_SAMPLES && busy_count(device) == 0) {
-            device->sample_index = behind - FG_SAMPLES; /* all samples kept are then rewritten with the idle truth */
+            device->sample_index =
+                behind - FG_SAMPLES; /* all samples kept are then rewritten with the idle truth */
             device->now_ns = device->sample_index * length;
         }
     }
 }
 
-void fg_engine_drop(struct fg_device *device, uint32_t number)
-{
+void fg_engine_drop(struct fg_device *device, uint32_t number) {
     if (number == 0)
         return;
     struct fg_channel *channel = &fg.shared->channels[number - 1];
     for (uint32_t i = 0; i < device->channel_count; i++)
         if (device->channels[i] == number - 1) {
-            memmove(&device->channels[i], &device->channels[i + 1], (device->channel_count - i - 1) * sizeof device->channels[0]);
+            memmove(&device->channels[i], &device->channels[i + 1],
+                    (device->channel_count - i - 1) * sizeof device->channels[0]);
             device->channel_count--;
             break;
         }
     __atomic_store_n(&channel->in_use, 0, __ATOMIC_RELEASE);
 }
 
-void fg_engine_repair(struct fg_device *device)
-{
+void fg_engine_repair(struct fg_device *device) {
     uint32_t d = (uint32_t)(device - fg.shared->devices);
     device->channel_count = 0;
     for (uint32_t i = 0; i < FG_MAX_CHANNELS; i++)
@@ -190,8 +177,7 @@ void fg_engine_repair(struct fg_device *device)
 }
 
 /* Under the card's lock: the own queue, made at first use; NULL if all 1,024 are taken. */
-static struct fg_channel *own_channel(uint32_t d)
-{
+static struct fg_channel *own_channel(uint32_t d) {
     struct fg_account *own = fg_own(d);
     if (own->channel)
         return &fg.shared->channels[own->channel - 1];
@@ -213,8 +199,7 @@ static struct fg_channel *own_channel(uint32_t d)
     return NULL;
 }
 
-uint64_t fg_engine_submit(uint32_t d, uint64_t cost_ns)
-{
+uint64_t fg_engine_submit(uint32_t d, uint64_t cost_ns) {
     struct fg_device *device = &fg.shared->devices[d];
     for (;;) {
         fg_lock_device(device);
@@ -239,8 +224,7 @@ uint64_t fg_engine_submit(uint32_t d, uint64_t cost_ns)
     }
 }
 
-uint64_t fg_engine_mark(uint32_t d)
-{
+uint64_t fg_engine_mark(uint32_t d) {
     struct fg_device *device = &fg.shared->devices[d];
     fg_lock_device(device);
     uint32_t number = fg_own(d)->channel;
@@ -250,8 +234,7 @@ uint64_t fg_engine_mark(uint32_t d)
 }
 
 /* Under the card's lock: ns of own work before `mark`, times the number of busy queues. */
-static uint64_t estimate(struct fg_device *device, struct fg_channel *channel, uint64_t mark)
-{
+static uint64_t estimate(struct fg_device *device, struct fg_channel *channel, uint64_t mark) {
     uint64_t work = channel->head_left_ns;
     for (uint64_t i = channel->head + 1; i < mark; i++)
         work += channel->ring[i % FG_RING].cost_ns;
@@ -259,8 +242,7 @@ static uint64_t estimate(struct fg_device *device, struct fg_channel *channel, u
 }
 
 /* As fg_engine_reached; if not reached, *end_ns is an estimate of the wait in ns. */
-static int look(uint32_t d, uint64_t mark, uint64_t *end_ns)
-{
+static int look(uint32_t d, uint64_t mark, uint64_t *end_ns) {
     struct fg_device *device = &fg.shared->devices[d];
     *end_ns = 0;
     if (mark == 0)
@@ -278,13 +260,11 @@ static int look(uint32_t d, uint64_t mark, uint64_t *end_ns)
     return reached;
 }
 
-int fg_engine_reached(uint32_t device, uint64_t mark, uint64_t *end_ns)
-{
+int fg_engine_reached(uint32_t device, uint64_t mark, uint64_t *end_ns) {
     return look(device, mark, end_ns);
 }
 
-void fg_engine_wait(uint32_t device, uint64_t mark)
-{
+void fg_engine_wait(uint32_t device, uint64_t mark) {
     uint64_t left;
     while (!look(device, mark, &left)) {
         if (left < 60000) {

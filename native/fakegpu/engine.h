@@ -1,7 +1,7 @@
 /*
- * The time model. A card runs one kernel at a time; every process has one queue per card, served in submission order; busy
- * queues take turns of FAKEGPU_SLICE_US (0: all run at once at equal shares). Nothing runs in the background: whoever looks
- * at a card first brings it up to the present.
+ * The time model. A card runs one kernel at a time; every process has one queue per card, served in
+ * submission order; busy queues take turns of FAKEGPU_SLICE_US (0: all run at once at equal shares). Nothing
+ * runs in the background: whoever looks at a card first brings it up to the present.
  *
  * A mark is a position in the own queue: "everything submitted before". Times are CLOCK_MONOTONIC in ns.
  */

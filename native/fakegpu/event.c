@@ -18,8 +18,7 @@ struct fg_event {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fg_event *pending;
 
-static void unlink_event(struct fg_event *event)
-{
+static void unlink_event(struct fg_event *event) {
     if (event->previous)
         event->previous->next = event->next;
     else if (pending == event)
@@ -30,8 +29,7 @@ static void unlink_event(struct fg_event *event)
 }
 
 /* Under the lock. */
-static void settle(struct fg_event *event)
-{
+static void settle(struct fg_event *event) {
     uint64_t when;
     if (event->done || !fg_engine_reached(event->card, event->mark, &when))
         return;
@@ -40,8 +38,7 @@ static void settle(struct fg_event *event)
     unlink_event(event);
 }
 
-static void settle_all(void)
-{
+static void settle_all(void) {
     pthread_mutex_lock(&lock);
     for (struct fg_event *event = pending, *next; event; event = next) {
         next = event->next;
@@ -50,8 +47,7 @@ static void settle_all(void)
     pthread_mutex_unlock(&lock);
 }
 
-static int known(const struct fg_event *event)
-{
+static int known(const struct fg_event *event) {
     return event && event->magic == EVENT_MAGIC;
 }
 
@@ -72,8 +68,7 @@ FG_FUNCTION(cuEventCreate, (CUevent * event, unsigned flags), {
     return CUDA_SUCCESS;
 })
 
-static CUresult destroy(CUevent event)
-{
+static CUresult destroy(CUevent event) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!known(event))
@@ -89,8 +84,7 @@ static CUresult destroy(CUevent event)
 FG_FUNCTION(cuEventDestroy, (CUevent event), { return destroy(event); })
 FG_FUNCTION(cuEventDestroy_v2, (CUevent event), { return destroy(event); })
 
-static CUresult record(CUevent event, CUstream handle, int per_thread)
-{
+static CUresult record(CUevent event, CUstream handle, int per_thread) {
     struct fg_context *context;
     struct fg_stream *stream;
     struct fg_graph *graph;
@@ -123,14 +117,13 @@ static CUresult record(CUevent event, CUstream handle, int per_thread)
     return graph ? fg_graph_append(graph, FG_NODE_EVENT_RECORD, 0) : CUDA_SUCCESS;
 }
 
-FG_TWIN(cuEventRecord, cuEventRecord_ptsz, (CUevent event, CUstream stream), { return record(event, stream, per_thread); })
-FG_TWIN(cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz, (CUevent event, CUstream stream, unsigned flags), {
-    return flags > 1 ? CUDA_ERROR_INVALID_VALUE : record(event, stream, per_thread);
-})
+FG_TWIN(cuEventRecord, cuEventRecord_ptsz, (CUevent event, CUstream stream),
+        { return record(event, stream, per_thread); })
+FG_TWIN(cuEventRecordWithFlags, cuEventRecordWithFlags_ptsz, (CUevent event, CUstream stream, unsigned flags),
+        { return flags > 1 ? CUDA_ERROR_INVALID_VALUE : record(event, stream, per_thread); })
 
 /* Handle check and the rules of capture; *captured events have no state to ask for. */
-static CUresult askable(CUevent event)
-{
+static CUresult askable(CUevent event) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!known(event))
@@ -165,8 +158,7 @@ FG_FUNCTION(cuEventSynchronize, (CUevent event), {
     return CUDA_SUCCESS;
 })
 
-static CUresult elapsed(float *milliseconds, CUevent start, CUevent stop)
-{
+static CUresult elapsed(float *milliseconds, CUevent start, CUevent stop) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!milliseconds)
@@ -178,17 +170,22 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent stop)
     pthread_mutex_lock(&lock);
     settle(start);
     settle(stop);
-    CUresult result = !start->recorded || !stop->recorded ? CUDA_ERROR_INVALID_HANDLE : !start->done || !stop->done ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
+    CUresult result = !start->recorded || !stop->recorded ? CUDA_ERROR_INVALID_HANDLE
+                      : !start->done || !stop->done       ? CUDA_ERROR_NOT_READY
+                                                          : CUDA_SUCCESS;
     if (result == CUDA_SUCCESS) {
         int64_t ns = (int64_t)(stop->end_ns - start->end_ns);
-        *milliseconds = (float)((ns + (ns < 0 ? -250 : 250)) / 500 * 500) / 1e6f; /* resolution of half a microsecond */
+        *milliseconds =
+            (float)((ns + (ns < 0 ? -250 : 250)) / 500 * 500) / 1e6f; /* resolution of half a microsecond */
     }
     pthread_mutex_unlock(&lock);
     return result;
 }
 
-FG_FUNCTION(cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent stop), { return elapsed(milliseconds, start, stop); })
-FG_FUNCTION(cuEventElapsedTime_v2, (float *milliseconds, CUevent start, CUevent stop), { return elapsed(milliseconds, start, stop); })
+FG_FUNCTION(cuEventElapsedTime, (float *milliseconds, CUevent start, CUevent stop),
+            { return elapsed(milliseconds, start, stop); })
+FG_FUNCTION(cuEventElapsedTime_v2, (float *milliseconds, CUevent start, CUevent stop),
+            { return elapsed(milliseconds, start, stop); })
 
 /* One queue in one order: every earlier record is earlier work already. Only a capture is joined. */
 FG_TWIN(cuStreamWaitEvent, cuStreamWaitEvent_ptsz, (CUstream handle, CUevent event, unsigned flags), {

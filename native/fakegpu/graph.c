@@ -27,21 +27,18 @@ struct fg_graph_exec {
     uint64_t cost_ns, flags;
 };
 
-struct fg_graph *fg_graph_new(void)
-{
+struct fg_graph *fg_graph_new(void) {
     struct fg_graph *graph = calloc(1, sizeof *graph);
     if (graph)
         graph->magic = GRAPH_MAGIC;
     return graph;
 }
 
-int fg_graph_known(const struct fg_graph *graph)
-{
+int fg_graph_known(const struct fg_graph *graph) {
     return graph && graph->magic == GRAPH_MAGIC;
 }
 
-void fg_graph_delete(struct fg_graph *graph)
-{
+void fg_graph_delete(struct fg_graph *graph) {
     graph->magic = 0;
     for (struct fg_graph_node *node = graph->first, *next; node; node = next) {
         next = node->next;
@@ -50,8 +47,7 @@ void fg_graph_delete(struct fg_graph *graph)
     free(graph);
 }
 
-static struct fg_graph_node *append(struct fg_graph *graph, int type, uint64_t cost_ns)
-{
+static struct fg_graph_node *append(struct fg_graph *graph, int type, uint64_t cost_ns) {
     struct fg_graph_node *node = calloc(1, sizeof *node);
     if (!node)
         return NULL;
@@ -65,8 +61,7 @@ static struct fg_graph_node *append(struct fg_graph *graph, int type, uint64_t c
     return node;
 }
 
-CUresult fg_graph_append(struct fg_graph *graph, int type, uint64_t cost_ns)
-{
+CUresult fg_graph_append(struct fg_graph *graph, int type, uint64_t cost_ns) {
     return append(graph, type, cost_ns) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -86,8 +81,7 @@ FG_FUNCTION(cuGraphDestroy, (CUgraph graph), {
     return CUDA_SUCCESS;
 })
 
-static CUresult add_kernel(CUgraphNode *node, CUgraph graph, const CUDA_KERNEL_NODE_PARAMS *parameters)
-{
+static CUresult add_kernel(CUgraphNode *node, CUgraph graph, const CUDA_KERNEL_NODE_PARAMS *parameters) {
     if (!node || !fg_graph_known(graph) || !parameters || !parameters->function)
         return CUDA_ERROR_INVALID_VALUE;
     const struct fg_launch launch = {
@@ -100,22 +94,29 @@ static CUresult add_kernel(CUgraphNode *node, CUgraph graph, const CUDA_KERNEL_N
     return *node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-FG_FUNCTION(cuGraphAddKernelNode, (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t count, const CUDA_KERNEL_NODE_PARAMS *parameters), {
-    (void)before, (void)count;
-    return add_kernel(node, graph, parameters);
-})
-FG_FUNCTION(cuGraphAddKernelNode_v2, (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t count, const CUDA_KERNEL_NODE_PARAMS *parameters), {
-    (void)before, (void)count;
-    return add_kernel(node, graph, parameters);
-})
+FG_FUNCTION(cuGraphAddKernelNode,
+            (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t count,
+             const CUDA_KERNEL_NODE_PARAMS *parameters),
+            {
+                (void)before, (void)count;
+                return add_kernel(node, graph, parameters);
+            })
+FG_FUNCTION(cuGraphAddKernelNode_v2,
+            (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t count,
+             const CUDA_KERNEL_NODE_PARAMS *parameters),
+            {
+                (void)before, (void)count;
+                return add_kernel(node, graph, parameters);
+            })
 
-FG_FUNCTION(cuGraphAddEmptyNode, (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t count), {
-    (void)before, (void)count;
-    if (!node || !fg_graph_known(graph))
-        return CUDA_ERROR_INVALID_VALUE;
-    *node = append(graph, FG_NODE_EMPTY, 0);
-    return *node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
-})
+FG_FUNCTION(cuGraphAddEmptyNode, (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t count),
+            {
+                (void)before, (void)count;
+                if (!node || !fg_graph_known(graph))
+                    return CUDA_ERROR_INVALID_VALUE;
+                *node = append(graph, FG_NODE_EMPTY, 0);
+                return *node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+            })
 
 FG_FUNCTION(cuGraphGetNodes, (CUgraph graph, CUgraphNode *nodes, size_t *count), {
     if (!fg_graph_known(graph) || !count)
@@ -134,16 +135,14 @@ FG_FUNCTION(cuGraphNodeGetType, (CUgraphNode node, int *type), {
     return CUDA_SUCCESS;
 })
 
-static void fill(struct fg_graph_exec *exec, const struct fg_graph *graph)
-{
+static void fill(struct fg_graph_exec *exec, const struct fg_graph *graph) {
     exec->count = graph->count;
     exec->cost_ns = 0;
     for (const struct fg_graph_node *node = graph->first; node; node = node->next)
         exec->cost_ns += node->cost_ns;
 }
 
-static CUresult instantiate(CUgraphExec *exec, CUgraph graph, uint64_t flags)
-{
+static CUresult instantiate(CUgraphExec *exec, CUgraph graph, uint64_t flags) {
     struct fg_context *context;
     CUresult result = fg_need_context(&context);
     if (result != CUDA_SUCCESS)
@@ -159,8 +158,7 @@ static CUresult instantiate(CUgraphExec *exec, CUgraph graph, uint64_t flags)
     return CUDA_SUCCESS;
 }
 
-static CUresult instantiate_old(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size)
-{
+static CUresult instantiate_old(CUgraphExec *exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size) {
     if (bad)
         *bad = NULL;
     if (log && size)
@@ -170,17 +168,20 @@ static CUresult instantiate_old(CUgraphExec *exec, CUgraph graph, CUgraphNode *b
 
 FG_FUNCTION(cuGraphInstantiate, (CUgraphExec * exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size),
             { return instantiate_old(exec, graph, bad, log, size); })
-FG_FUNCTION(cuGraphInstantiate_v2, (CUgraphExec * exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size),
+FG_FUNCTION(cuGraphInstantiate_v2,
+            (CUgraphExec * exec, CUgraph graph, CUgraphNode *bad, char *log, size_t size),
             { return instantiate_old(exec, graph, bad, log, size); })
-FG_FUNCTION(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags), { return instantiate(exec, graph, flags); })
-FG_TWIN(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz, (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters), {
-    if (!parameters)
-        return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = instantiate(exec, graph, parameters->flags);
-    parameters->error_node = NULL;
-    parameters->result = result == CUDA_SUCCESS ? 0 : 1;
-    return result;
-})
+FG_FUNCTION(cuGraphInstantiateWithFlags, (CUgraphExec * exec, CUgraph graph, unsigned long long flags),
+            { return instantiate(exec, graph, flags); })
+FG_TWIN(cuGraphInstantiateWithParams, cuGraphInstantiateWithParams_ptsz,
+        (CUgraphExec * exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *parameters), {
+            if (!parameters)
+                return CUDA_ERROR_INVALID_VALUE;
+            CUresult result = instantiate(exec, graph, parameters->flags);
+            parameters->error_node = NULL;
+            parameters->result = result == CUDA_SUCCESS ? 0 : 1;
+            return result;
+        })
 
 FG_FUNCTION(cuGraphExecDestroy, (CUgraphExec exec), {
     if (!exec || exec->magic != EXEC_MAGIC)
@@ -190,7 +191,8 @@ FG_FUNCTION(cuGraphExecDestroy, (CUgraphExec exec), {
     return CUDA_SUCCESS;
 })
 
-/* Version 1 reports (node, result), version 2 one structure {result, node, node}; both begin with what is written here. */
+/* Version 1 reports (node, result), version 2 one structure {result, node, node}; both begin with what is
+ * written here. */
 FG_FUNCTION(cuGraphExecUpdate, (CUgraphExec exec, CUgraph graph, CUgraphNode *bad, int *update), {
     if (!exec || exec->magic != EXEC_MAGIC || !fg_graph_known(graph))
         return CUDA_ERROR_INVALID_VALUE;

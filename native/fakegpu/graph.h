@@ -1,10 +1,18 @@
-/* Graphs: a bag of nodes with costs; edges are accepted and forgotten, since all work of a process runs in one order. */
+/* Graphs: a bag of nodes with costs; edges are accepted and forgotten, since all work of a process runs in
+ * one order. */
 #ifndef FAKEGPU_GRAPH_H
 #define FAKEGPU_GRAPH_H
 
 #include "driver.h"
 
-enum { FG_NODE_KERNEL = 0, FG_NODE_MEMCPY = 1, FG_NODE_MEMSET = 2, FG_NODE_HOST = 3, FG_NODE_EMPTY = 5, FG_NODE_EVENT_RECORD = 7 };
+enum {
+    FG_NODE_KERNEL = 0,
+    FG_NODE_MEMCPY = 1,
+    FG_NODE_MEMSET = 2,
+    FG_NODE_HOST = 3,
+    FG_NODE_EMPTY = 5,
+    FG_NODE_EVENT_RECORD = 7
+};
 
 int fg_graph_known(const struct fg_graph *graph);
 

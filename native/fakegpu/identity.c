@@ -9,15 +9,14 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-uint64_t fg_pid_namespace(const char *state_path)
-{
+uint64_t fg_pid_namespace(const char *state_path) {
     struct stat info;
-    uint64_t fallback = stat("/proc/self/ns/pid", &info) == 0 ? (uint64_t)info.st_ino : FG_INITIAL_PID_NAMESPACE;
+    uint64_t fallback =
+        stat("/proc/self/ns/pid", &info) == 0 ? (uint64_t)info.st_ino : FG_INITIAL_PID_NAMESPACE;
     return fg_config_number(state_path, "FAKEGPU_PID_NAMESPACE", 1, UINT64_MAX, fallback);
 }
 
-static uint32_t container_index(struct fg_shared *shared, const char *name)
-{
+static uint32_t container_index(struct fg_shared *shared, const char *name) {
     for (uint32_t i = 0; i < shared->container_count; i++)
         if (strcmp(shared->containers[i].name, name) == 0)
             return i;
@@ -27,8 +26,7 @@ static uint32_t container_index(struct fg_shared *shared, const char *name)
     return shared->container_count++;
 }
 
-static void read_command(char *text, size_t size)
-{
+static void read_command(char *text, size_t size) {
     int fd = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
     ssize_t n = fd < 0 ? -1 : read(fd, text, size - 1);
     if (fd >= 0)
@@ -36,11 +34,11 @@ static void read_command(char *text, size_t size)
     text[n > 0 ? n : 0] = 0; /* the first word: cmdline separates by NUL */
 }
 
-void fg_identify(struct fg_shared *shared, const char *state_path, struct fg_slot *slot)
-{
+void fg_identify(struct fg_shared *shared, const char *state_path, struct fg_slot *slot) {
     char name[64];
     slot->pid = (int32_t)getpid();
-    slot->host_pid = slot->pid + (int32_t)fg_config_number(state_path, "FAKEGPU_PID_OFFSET", 0, 1000000000, 0);
+    slot->host_pid =
+        slot->pid + (int32_t)fg_config_number(state_path, "FAKEGPU_PID_OFFSET", 0, 1000000000, 0);
     slot->pid_namespace = fg_pid_namespace(state_path);
     read_command(slot->command, sizeof slot->command);
     if (!fg_config_get(state_path, "FAKEGPU_CONTAINER", name, sizeof name))
@@ -49,8 +47,7 @@ void fg_identify(struct fg_shared *shared, const char *state_path, struct fg_slo
 }
 
 /* A socket address has 108 bytes; through the directory's descriptor a path of any length fits. */
-static int connect_to(const char *state_path)
-{
+static int connect_to(const char *state_path) {
     int directory = open(state_path, O_PATH | O_DIRECTORY | O_CLOEXEC);
     int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -63,15 +60,15 @@ static int connect_to(const char *state_path)
     return failed ? -1 : fd;
 }
 
-void fg_ask_daemon(const char *state_path, struct fg_slot *slot, int *connection)
-{
+void fg_ask_daemon(const char *state_path, struct fg_slot *slot, int *connection) {
     int fd = connect_to(state_path);
     if (fd < 0)
         return;
     struct fg_daemon_message message = {.magic = "FGPU", .number = fg.slot};
     struct pollfd ready = {.fd = fd, .events = POLLIN};
     if (send(fd, &message, sizeof message, MSG_NOSIGNAL) == sizeof message && poll(&ready, 1, 2000) == 1 &&
-        recv(fd, &message, sizeof message, MSG_WAITALL) == sizeof message && memcmp(message.magic, "FGPU", 4) == 0 && message.number > 0) {
+        recv(fd, &message, sizeof message, MSG_WAITALL) == sizeof message &&
+        memcmp(message.magic, "FGPU", 4) == 0 && message.number > 0) {
         slot->host_pid = (int32_t)message.number;
         slot->has_daemon = 1;
         *connection = fd;

@@ -5,8 +5,7 @@
 
 #define FREEABLE (1u << FG_BLOCK_PLAIN | 1u << FG_BLOCK_MANAGED | 1u << FG_BLOCK_POOL)
 
-static CUresult allocate(CUdeviceptr *pointer, size_t size, enum fg_block_kind kind)
-{
+static CUresult allocate(CUdeviceptr *pointer, size_t size, enum fg_block_kind kind) {
     struct fg_context *context;
     uintptr_t start;
     CUresult result = fg_need_context(&context);
@@ -22,8 +21,7 @@ static CUresult allocate(CUdeviceptr *pointer, size_t size, enum fg_block_kind k
     return result;
 }
 
-static CUresult free_pointer(CUdeviceptr pointer)
-{
+static CUresult free_pointer(CUdeviceptr pointer) {
     struct fg_context *context;
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
@@ -38,10 +36,12 @@ static CUresult free_pointer(CUdeviceptr pointer)
     return result == CUDA_SUCCESS ? fg_heap_free((uintptr_t)pointer, FREEABLE) : result;
 }
 
-FG_FUNCTION(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t size), { return allocate(pointer, size, FG_BLOCK_PLAIN); })
+FG_FUNCTION(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t size),
+            { return allocate(pointer, size, FG_BLOCK_PLAIN); })
 FG_FUNCTION(cuMemFree_v2, (CUdeviceptr pointer), { return free_pointer(pointer); })
 
-/* The first generation had 32-bit device pointers; nothing that fits exists here, so it answers as out of memory. */
+/* The first generation had 32-bit device pointers; nothing that fits exists here, so it answers as out of
+ * memory. */
 FG_FUNCTION(cuMemAlloc, (unsigned *pointer, unsigned size), {
     CUdeviceptr wide = 0;
     CUresult result = allocate(&wide, size, FG_BLOCK_PLAIN);
@@ -56,13 +56,14 @@ FG_FUNCTION(cuMemAlloc, (unsigned *pointer, unsigned size), {
 })
 FG_FUNCTION(cuMemFree, (unsigned pointer), { return free_pointer(pointer); })
 
-static CUresult allocate_pitched(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
-{
+static CUresult allocate_pitched(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+                                 unsigned element) {
     struct fg_context *context;
     CUresult result = fg_need_context(&context);
     if (result != CUDA_SUCCESS)
         return result;
-    if (!pitch || (element != 4 && element != 8 && element != 16) || width == 0 || height == 0 || fg_round(width, 512) > SIZE_MAX / height)
+    if (!pitch || (element != 4 && element != 8 && element != 16) || width == 0 || height == 0 ||
+        fg_round(width, 512) > SIZE_MAX / height)
         return CUDA_ERROR_INVALID_VALUE;
     result = allocate(pointer, fg_round(width, 512) * height, FG_BLOCK_PLAIN);
     if (result == CUDA_SUCCESS)
@@ -70,12 +71,13 @@ static CUresult allocate_pitched(CUdeviceptr *pointer, size_t *pitch, size_t wid
     return result;
 }
 
-FG_FUNCTION(cuMemAllocPitch_v2, (CUdeviceptr * pointer, size_t *pitch, size_t width, size_t height, unsigned element), {
-    return allocate_pitched(pointer, pitch, width, height, element);
-})
+FG_FUNCTION(cuMemAllocPitch_v2,
+            (CUdeviceptr * pointer, size_t *pitch, size_t width, size_t height, unsigned element),
+            { return allocate_pitched(pointer, pitch, width, height, element); })
 
 FG_FUNCTION(cuMemAllocManaged, (CUdeviceptr * pointer, size_t size, unsigned flags), {
-    return (flags & 3) == 0 || flags > 7 ? CUDA_ERROR_INVALID_VALUE : allocate(pointer, size, FG_BLOCK_MANAGED);
+    return (flags & 3) == 0 || flags > 7 ? CUDA_ERROR_INVALID_VALUE
+                                         : allocate(pointer, size, FG_BLOCK_MANAGED);
 })
 
 FG_FUNCTION(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes), {
@@ -123,8 +125,7 @@ FG_FUNCTION(cuMemGetAddressRange_v2, (CUdeviceptr * base, size_t *size, CUdevice
     return CUDA_SUCCESS;
 })
 
-static CUresult allocate_host(void **pointer, size_t size)
-{
+static CUresult allocate_host(void **pointer, size_t size) {
     struct fg_context *context;
     uintptr_t start;
     CUresult result = fg_need_context(&context);
@@ -140,9 +141,8 @@ static CUresult allocate_host(void **pointer, size_t size)
 
 FG_FUNCTION(cuMemAllocHost_v2, (void **pointer, size_t size), { return allocate_host(pointer, size); })
 FG_FUNCTION(cuMemAllocHost, (void **pointer, unsigned size), { return allocate_host(pointer, size); })
-FG_FUNCTION(cuMemHostAlloc, (void **pointer, size_t size, unsigned flags), {
-    return flags > 15 ? CUDA_ERROR_INVALID_VALUE : allocate_host(pointer, size);
-})
+FG_FUNCTION(cuMemHostAlloc, (void **pointer, size_t size, unsigned flags),
+            { return flags > 15 ? CUDA_ERROR_INVALID_VALUE : allocate_host(pointer, size); })
 
 FG_FUNCTION(cuMemFreeHost, (void *pointer), {
     if (!fg_driver.initialized)
@@ -150,8 +150,7 @@ FG_FUNCTION(cuMemFreeHost, (void *pointer), {
     return pointer ? fg_heap_free((uintptr_t)pointer, 1u << FG_BLOCK_HOST) : CUDA_SUCCESS;
 })
 
-static CUresult register_host(void *pointer, size_t size)
-{
+static CUresult register_host(void *pointer, size_t size) {
     struct fg_context *context;
     CUresult result = fg_need_context(&context);
     if (result != CUDA_SUCCESS)
@@ -195,28 +194,53 @@ FG_FUNCTION(cuMemHostGetFlags, (unsigned *flags, void *pointer), {
 })
 
 /* CUpointer_attribute numbers; those of other kinds answer 0 of their size. */
-static CUresult pointer_attribute(void *data, int number, const struct fg_block *block, CUdeviceptr pointer)
-{
+static CUresult pointer_attribute(void *data, int number, const struct fg_block *block, CUdeviceptr pointer) {
     int host = block->kind == FG_BLOCK_HOST || block->kind == FG_BLOCK_REGISTERED;
     switch (number) {
-    case 1: *(CUcontext *)data = block->context; return CUDA_SUCCESS;
-    case 2: *(unsigned *)data = host ? 1 : 2; return CUDA_SUCCESS;
-    case 3: *(CUdeviceptr *)data = pointer; return CUDA_SUCCESS;
+    case 1:
+        *(CUcontext *)data = block->context;
+        return CUDA_SUCCESS;
+    case 2:
+        *(unsigned *)data = host ? 1 : 2;
+        return CUDA_SUCCESS;
+    case 3:
+        *(CUdeviceptr *)data = pointer;
+        return CUDA_SUCCESS;
     case 4:
         if (!host && block->kind != FG_BLOCK_MANAGED)
             return CUDA_ERROR_INVALID_VALUE;
         *(void **)data = (void *)(uintptr_t)pointer;
         return CUDA_SUCCESS;
-    case 6: case 7: *(unsigned long long *)data = block->id; return CUDA_SUCCESS;
-    case 8: *(unsigned char *)data = block->kind == FG_BLOCK_MANAGED; return CUDA_SUCCESS;
-    case 9: *(int *)data = block->context ? block->context->ordinal : 0; return CUDA_SUCCESS;
-    case 10: *(unsigned char *)data = block->kind == FG_BLOCK_PLAIN; return CUDA_SUCCESS;
-    case 11: *(CUdeviceptr *)data = block->start; return CUDA_SUCCESS;
-    case 12: *(size_t *)data = block->size; return CUDA_SUCCESS;
-    case 13: *(unsigned char *)data = 1; return CUDA_SUCCESS;
-    case 15: *(unsigned long long *)data = 3; return CUDA_SUCCESS;
-    case 17: *(CUmemoryPool *)data = block->pool; return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case 6:
+    case 7:
+        *(unsigned long long *)data = block->id;
+        return CUDA_SUCCESS;
+    case 8:
+        *(unsigned char *)data = block->kind == FG_BLOCK_MANAGED;
+        return CUDA_SUCCESS;
+    case 9:
+        *(int *)data = block->context ? block->context->ordinal : 0;
+        return CUDA_SUCCESS;
+    case 10:
+        *(unsigned char *)data = block->kind == FG_BLOCK_PLAIN;
+        return CUDA_SUCCESS;
+    case 11:
+        *(CUdeviceptr *)data = block->start;
+        return CUDA_SUCCESS;
+    case 12:
+        *(size_t *)data = block->size;
+        return CUDA_SUCCESS;
+    case 13:
+        *(unsigned char *)data = 1;
+        return CUDA_SUCCESS;
+    case 15:
+        *(unsigned long long *)data = 3;
+        return CUDA_SUCCESS;
+    case 17:
+        *(CUmemoryPool *)data = block->pool;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
 }
 
@@ -236,8 +260,12 @@ FG_FUNCTION(cuPointerGetAttributes, (unsigned count, int *numbers, void **data, 
     if (!numbers || !data || count == 0)
         return CUDA_ERROR_INVALID_VALUE;
     int known = fg_heap_find((uintptr_t)pointer, &block);
-    for (unsigned i = 0; i < count; i++) /* an unknown pointer gives zeros and success, attribute by attribute */
+    for (unsigned i = 0; i < count;
+         i++) /* an unknown pointer gives zeros and success, attribute by attribute */
         if (!known || pointer_attribute(data[i], numbers[i], &block, pointer) != CUDA_SUCCESS)
-            memset(data[i], 0, numbers[i] == 8 || numbers[i] == 10 || numbers[i] == 13 ? 1 : numbers[i] == 2 || numbers[i] == 9 ? 4 : 8);
+            memset(data[i], 0,
+                   numbers[i] == 8 || numbers[i] == 10 || numbers[i] == 13 ? 1
+                   : numbers[i] == 2 || numbers[i] == 9                    ? 4
+                                                                           : 8);
     return CUDA_SUCCESS;
 })

@@ -16,8 +16,7 @@ struct fg_module {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static CUresult load(CUmodule *handle, const void *image)
-{
+static CUresult load(CUmodule *handle, const void *image) {
     struct fg_context *context;
     CUresult result = fg_need_context(&context);
     if (result != CUDA_SUCCESS)
@@ -35,8 +34,7 @@ static CUresult load(CUmodule *handle, const void *image)
     return CUDA_SUCCESS;
 }
 
-static CUresult unload(CUmodule module)
-{
+static CUresult unload(CUmodule module) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!module || module->magic != MODULE_MAGIC)
@@ -60,10 +58,11 @@ FG_FUNCTION(cuModuleLoad, (CUmodule * module, const char *path), {
     return access(path, R_OK) == 0 ? load(module, path) : CUDA_ERROR_FILE_NOT_FOUND;
 })
 FG_FUNCTION(cuModuleLoadData, (CUmodule * module, const void *image), { return load(module, image); })
-FG_FUNCTION(cuModuleLoadDataEx, (CUmodule * module, const void *image, unsigned count, int *options, void **values), {
-    (void)count, (void)options, (void)values;
-    return load(module, image);
-})
+FG_FUNCTION(cuModuleLoadDataEx,
+            (CUmodule * module, const void *image, unsigned count, int *options, void **values), {
+                (void)count, (void)options, (void)values;
+                return load(module, image);
+            })
 FG_FUNCTION(cuModuleLoadFatBinary, (CUmodule * module, const void *image), { return load(module, image); })
 FG_FUNCTION(cuModuleUnload, (CUmodule module), { return unload(module); })
 FG_FUNCTION(cuModuleGetLoadingMode, (int *mode), {
@@ -73,8 +72,7 @@ FG_FUNCTION(cuModuleGetLoadingMode, (int *mode), {
     return CUDA_SUCCESS;
 })
 
-static void read_cost(struct fg_function *function)
-{
+static void read_cost(struct fg_function *function) {
     static const struct {
         const char *prefix;
         uint64_t unit;
@@ -97,8 +95,7 @@ static void read_cost(struct fg_function *function)
     }
 }
 
-static CUresult get_function(CUfunction *handle, CUmodule module, const char *name)
-{
+static CUresult get_function(CUfunction *handle, CUmodule module, const char *name) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!handle || !name)
@@ -125,7 +122,8 @@ static CUresult get_function(CUfunction *handle, CUmodule module, const char *na
     return function ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-FG_FUNCTION(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name), { return get_function(function, module, name); })
+FG_FUNCTION(cuModuleGetFunction, (CUfunction * function, CUmodule module, const char *name),
+            { return get_function(function, module, name); })
 FG_FUNCTION(cuModuleGetGlobal_v2, (CUdeviceptr * pointer, size_t *size, CUmodule module, const char *name), {
     (void)pointer, (void)size, (void)module, (void)name;
     return CUDA_ERROR_NOT_FOUND;
@@ -133,14 +131,16 @@ FG_FUNCTION(cuModuleGetGlobal_v2, (CUdeviceptr * pointer, size_t *size, CUmodule
 
 /* Libraries are modules that any context may use; here one that was loaded in the current context. */
 FG_FUNCTION(cuLibraryLoadData,
-            (CUlibrary * library, const void *image, int *options, void **values, unsigned count, int *library_options, void **library_values,
-             unsigned library_count),
+            (CUlibrary * library, const void *image, int *options, void **values, unsigned count,
+             int *library_options, void **library_values, unsigned library_count),
             {
-                (void)options, (void)values, (void)count, (void)library_options, (void)library_values, (void)library_count;
+                (void)options, (void)values, (void)count, (void)library_options, (void)library_values,
+                    (void)library_count;
                 return load((CUmodule *)library, image);
             })
 FG_FUNCTION(cuLibraryUnload, (CUlibrary library), { return unload(library); })
-FG_FUNCTION(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char *name), { return get_function((CUfunction *)kernel, library, name); })
+FG_FUNCTION(cuLibraryGetKernel, (CUkernel * kernel, CUlibrary library, const char *name),
+            { return get_function((CUfunction *)kernel, library, name); })
 FG_FUNCTION(cuLibraryGetModule, (CUmodule * module, CUlibrary library), {
     if (!module)
         return CUDA_ERROR_INVALID_VALUE;

@@ -13,14 +13,13 @@ struct fg_nvml_device {
 };
 
 /* One exported function; call log, delays and injected errors (trace.h) come first and may end the call. */
-#define FG_NVML(name, parameters, ...)            \
-    FG_API nvmlReturn_t name parameters;          \
-    FG_API nvmlReturn_t name parameters           \
-    {                                             \
-        nvmlReturn_t injected_ = fg_enter(#name); \
-        if (injected_ != NVML_SUCCESS)            \
-            return injected_;                     \
-        __VA_ARGS__                               \
+#define FG_NVML(name, parameters, ...)                                                                       \
+    FG_API nvmlReturn_t name parameters;                                                                     \
+    FG_API nvmlReturn_t name parameters {                                                                    \
+        nvmlReturn_t injected_ = fg_enter(#name);                                                            \
+        if (injected_ != NVML_SUCCESS)                                                                       \
+            return injected_;                                                                                \
+        __VA_ARGS__                                                                                          \
     }
 
 /* NVML_SUCCESS, UNINITIALIZED. */

@@ -5,31 +5,32 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A function that gives one text or one number of a card, computed by an expression over `card` and `model`. */
-#define FG_NVML_TEXT(name, expression)                                        \
-    FG_NVML(name, (nvmlDevice_t device, char *text, unsigned size), {         \
-        struct fg_device *card;                                               \
-        nvmlReturn_t result = fg_nvml_card(device, &card);                    \
-        return result == NVML_SUCCESS ? fg_nvml_text(text, size, expression) : result; \
+/* A function that gives one text or one number of a card, computed by an expression over `card` and `model`.
+ */
+#define FG_NVML_TEXT(name, expression)                                                                       \
+    FG_NVML(name, (nvmlDevice_t device, char *text, unsigned size), {                                        \
+        struct fg_device *card;                                                                              \
+        nvmlReturn_t result = fg_nvml_card(device, &card);                                                   \
+        return result == NVML_SUCCESS ? fg_nvml_text(text, size, expression) : result;                       \
     })
-#define FG_NVML_NUMBER(name, type, expression)                  \
-    FG_NVML(name, (nvmlDevice_t device, type *value), {         \
-        struct fg_device *card;                                 \
-        nvmlReturn_t result = fg_nvml_card(device, &card);      \
-        if (result == NVML_SUCCESS && !value)                   \
-            return NVML_ERROR_INVALID_ARGUMENT;                 \
-        if (result == NVML_SUCCESS) {                           \
-            const struct fg_model *model = fg_model_of(card);   \
-            (void)model;                                        \
-            *value = (type)(expression);                        \
-        }                                                       \
-        return result;                                          \
+#define FG_NVML_NUMBER(name, type, expression)                                                               \
+    FG_NVML(name, (nvmlDevice_t device, type * value), {                                                     \
+        struct fg_device *card;                                                                              \
+        nvmlReturn_t result = fg_nvml_card(device, &card);                                                   \
+        if (result == NVML_SUCCESS && !value)                                                                \
+            return NVML_ERROR_INVALID_ARGUMENT;                                                              \
+        if (result == NVML_SUCCESS) {                                                                        \
+            const struct fg_model *model = fg_model_of(card);                                                \
+            (void)model;                                                                                     \
+            *value = (type)(expression);                                                                     \
+        }                                                                                                    \
+        return result;                                                                                       \
     })
-#define FG_NVML_UNSUPPORTED(name, parameters, handle)       \
-    FG_NVML(name, parameters, {                             \
-        struct fg_device *card;                             \
-        nvmlReturn_t result = fg_nvml_card(handle, &card);  \
-        return result == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : result; \
+#define FG_NVML_UNSUPPORTED(name, parameters, handle)                                                        \
+    FG_NVML(name, parameters, {                                                                              \
+        struct fg_device *card;                                                                              \
+        nvmlReturn_t result = fg_nvml_card(handle, &card);                                                   \
+        return result == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : result;                                   \
     })
 
 FG_NVML_TEXT(nvmlDeviceGetName, card->name)
@@ -65,8 +66,10 @@ FG_NVML_NUMBER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, 16)
 FG_NVML_NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, 16)
 FG_NVML_NUMBER(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, 0)
 FG_NVML_NUMBER(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, 0)
-FG_NVML_NUMBER(nvmlDeviceGetSupportedEventTypes, unsigned long long, NVML_EVENT_SINGLE_BIT_ECC | NVML_EVENT_DOUBLE_BIT_ECC | NVML_EVENT_XID)
-FG_NVML_NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, (unsigned long long)model->power_limit_mw / 8 * (fg_now() / 1000000000ull))
+FG_NVML_NUMBER(nvmlDeviceGetSupportedEventTypes, unsigned long long,
+               NVML_EVENT_SINGLE_BIT_ECC | NVML_EVENT_DOUBLE_BIT_ECC | NVML_EVENT_XID)
+FG_NVML_NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long,
+               (unsigned long long)model->power_limit_mw / 8 * (fg_now() / 1000000000ull))
 FG_NVML_NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, model->mig_capable ? 7 : 0)
 FG_NVML_NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, 0)
 FG_NVML_NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, 0)
@@ -76,11 +79,17 @@ FG_NVML_UNSUPPORTED(nvmlDeviceGetAttributes_v2, (nvmlDevice_t device, void *valu
 FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuFabricInfo, (nvmlDevice_t device, void *value), ((void)value, device))
 FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuFabricInfoV, (nvmlDevice_t device, void *value), ((void)value, device))
 FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuInstanceId, (nvmlDevice_t device, unsigned *value), ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetComputeInstanceId, (nvmlDevice_t device, unsigned *value), ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t device, nvmlDevice_t *value), ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuInstanceProfileInfo, (nvmlDevice_t device, unsigned profile, void *value), ((void)profile, (void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuInstanceProfileInfoV, (nvmlDevice_t device, unsigned profile, void *value), ((void)profile, (void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetRetiredPages, (nvmlDevice_t device, unsigned cause, unsigned *count, void *pages),
+FG_NVML_UNSUPPORTED(nvmlDeviceGetComputeInstanceId, (nvmlDevice_t device, unsigned *value),
+                    ((void)value, device))
+FG_NVML_UNSUPPORTED(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t device, nvmlDevice_t *value),
+                    ((void)value, device))
+FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuInstanceProfileInfo, (nvmlDevice_t device, unsigned profile, void *value),
+                    ((void)profile, (void)value, device))
+FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuInstanceProfileInfoV,
+                    (nvmlDevice_t device, unsigned profile, void *value),
+                    ((void)profile, (void)value, device))
+FG_NVML_UNSUPPORTED(nvmlDeviceGetRetiredPages,
+                    (nvmlDevice_t device, unsigned cause, unsigned *count, void *pages),
                     ((void)cause, (void)count, (void)pages, device))
 
 FG_NVML(nvmlDeviceGetMigDeviceHandleByIndex, (nvmlDevice_t device, unsigned index, nvmlDevice_t *mig), {
@@ -115,8 +124,7 @@ FG_NVML(nvmlDeviceGetCudaComputeCapability, (nvmlDevice_t device, int *major, in
     return NVML_SUCCESS;
 })
 
-static void fill_pci(const struct fg_device *card, nvmlPciInfoLegacy_t *pci)
-{
+static void fill_pci(const struct fg_device *card, nvmlPciInfoLegacy_t *pci) {
     const struct fg_model *model = fg_model_of(card);
     memset(pci, 0, sizeof *pci);
     memcpy(pci->busId, card->bus_id + 4, strnlen(card->bus_id + 4, sizeof pci->busId - 1));
@@ -125,8 +133,7 @@ static void fill_pci(const struct fg_device *card, nvmlPciInfoLegacy_t *pci)
     pci->pciSubSystemId = model->pci_subsystem_id;
 }
 
-static nvmlReturn_t pci_of(const struct fg_device *card, nvmlPciInfo_t *pci)
-{
+static nvmlReturn_t pci_of(const struct fg_device *card, nvmlPciInfo_t *pci) {
     if (!pci)
         return NVML_ERROR_INVALID_ARGUMENT;
     nvmlPciInfoLegacy_t legacy;
@@ -142,8 +149,7 @@ FG_NVML(nvmlDeviceGetPciInfo_v3, (nvmlDevice_t device, nvmlPciInfo_t *pci), {
     return result == NVML_SUCCESS ? pci_of(card, pci) : result;
 })
 
-static nvmlReturn_t legacy_pci(nvmlDevice_t device, nvmlPciInfoLegacy_t *pci)
-{
+static nvmlReturn_t legacy_pci(nvmlDevice_t device, nvmlPciInfoLegacy_t *pci) {
     struct fg_device *card;
     nvmlReturn_t result = fg_nvml_card(device, &card);
     if (result == NVML_SUCCESS && !pci)
@@ -153,8 +159,10 @@ static nvmlReturn_t legacy_pci(nvmlDevice_t device, nvmlPciInfoLegacy_t *pci)
     return result;
 }
 
-FG_NVML(nvmlDeviceGetPciInfo, (nvmlDevice_t device, nvmlPciInfoLegacy_t *pci), { return legacy_pci(device, pci); })
-FG_NVML(nvmlDeviceGetPciInfo_v2, (nvmlDevice_t device, nvmlPciInfoLegacy_t *pci), { return legacy_pci(device, pci); })
+FG_NVML(nvmlDeviceGetPciInfo, (nvmlDevice_t device, nvmlPciInfoLegacy_t *pci),
+        { return legacy_pci(device, pci); })
+FG_NVML(nvmlDeviceGetPciInfo_v2, (nvmlDevice_t device, nvmlPciInfoLegacy_t *pci),
+        { return legacy_pci(device, pci); })
 
 FG_NVML(nvmlDeviceGetTemperature, (nvmlDevice_t device, unsigned sensor, unsigned *value), {
     struct fg_device *card;
@@ -176,8 +184,7 @@ FG_NVML(nvmlDeviceGetTemperatureThreshold, (nvmlDevice_t device, unsigned kind, 
     return result;
 })
 
-static nvmlReturn_t clock_of(nvmlDevice_t device, unsigned kind, unsigned *value)
-{
+static nvmlReturn_t clock_of(nvmlDevice_t device, unsigned kind, unsigned *value) {
     struct fg_device *card;
     nvmlReturn_t result = fg_nvml_card(device, &card);
     if (result == NVML_SUCCESS && (!value || kind > 3))
@@ -187,9 +194,12 @@ static nvmlReturn_t clock_of(nvmlDevice_t device, unsigned kind, unsigned *value
     return result;
 }
 
-FG_NVML(nvmlDeviceGetClockInfo, (nvmlDevice_t device, unsigned kind, unsigned *value), { return clock_of(device, kind, value); })
-FG_NVML(nvmlDeviceGetMaxClockInfo, (nvmlDevice_t device, unsigned kind, unsigned *value), { return clock_of(device, kind, value); })
-FG_NVML(nvmlDeviceGetApplicationsClock, (nvmlDevice_t device, unsigned kind, unsigned *value), { return clock_of(device, kind, value); })
+FG_NVML(nvmlDeviceGetClockInfo, (nvmlDevice_t device, unsigned kind, unsigned *value),
+        { return clock_of(device, kind, value); })
+FG_NVML(nvmlDeviceGetMaxClockInfo, (nvmlDevice_t device, unsigned kind, unsigned *value),
+        { return clock_of(device, kind, value); })
+FG_NVML(nvmlDeviceGetApplicationsClock, (nvmlDevice_t device, unsigned kind, unsigned *value),
+        { return clock_of(device, kind, value); })
 
 FG_NVML(nvmlDeviceGetEccMode, (nvmlDevice_t device, unsigned *current, unsigned *pending), {
     struct fg_device *card;
@@ -201,27 +211,31 @@ FG_NVML(nvmlDeviceGetEccMode, (nvmlDevice_t device, unsigned *current, unsigned 
     return result;
 })
 
-FG_NVML(nvmlDeviceGetTotalEccErrors, (nvmlDevice_t device, unsigned kind, unsigned counter, unsigned long long *value), {
-    struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && (!value || kind > 1 || counter > 1))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (result == NVML_SUCCESS)
-        *value = 0;
-    return result;
-})
+FG_NVML(nvmlDeviceGetTotalEccErrors,
+        (nvmlDevice_t device, unsigned kind, unsigned counter, unsigned long long *value), {
+            struct fg_device *card;
+            nvmlReturn_t result = fg_nvml_card(device, &card);
+            if (result == NVML_SUCCESS && (!value || kind > 1 || counter > 1))
+                return NVML_ERROR_INVALID_ARGUMENT;
+            if (result == NVML_SUCCESS)
+                *value = 0;
+            return result;
+        })
 
-FG_NVML(nvmlDeviceGetRemappedRows, (nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed), {
-    struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && (!corrected || !uncorrected || !pending || !failed))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (result == NVML_SUCCESS && fg_model_of(card)->architecture < 7)
-        return NVML_ERROR_NOT_SUPPORTED;
-    if (result == NVML_SUCCESS)
-        *corrected = *uncorrected = *pending = *failed = 0;
-    return result;
-})
+FG_NVML(nvmlDeviceGetRemappedRows,
+        (nvmlDevice_t device, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
+         unsigned *failed),
+        {
+            struct fg_device *card;
+            nvmlReturn_t result = fg_nvml_card(device, &card);
+            if (result == NVML_SUCCESS && (!corrected || !uncorrected || !pending || !failed))
+                return NVML_ERROR_INVALID_ARGUMENT;
+            if (result == NVML_SUCCESS && fg_model_of(card)->architecture < 7)
+                return NVML_ERROR_NOT_SUPPORTED;
+            if (result == NVML_SUCCESS)
+                *corrected = *uncorrected = *pending = *failed = 0;
+            return result;
+        })
 
 FG_NVML(nvmlDeviceGetPcieThroughput, (nvmlDevice_t device, unsigned counter, unsigned *value), {
     struct fg_device *card;
@@ -233,7 +247,9 @@ FG_NVML(nvmlDeviceGetPcieThroughput, (nvmlDevice_t device, unsigned counter, uns
     return result;
 })
 
-/* Topology ------------------------------------------------------------------------------------------------------------- */
+/* Topology
+ * -------------------------------------------------------------------------------------------------------------
+ */
 
 FG_NVML(nvmlDeviceGetTopologyCommonAncestor, (nvmlDevice_t one, nvmlDevice_t other, unsigned *level), {
     struct fg_device *a;
@@ -262,8 +278,7 @@ FG_NVML(nvmlDeviceGetP2PStatus, (nvmlDevice_t one, nvmlDevice_t other, unsigned 
 })
 
 /* Links are spread over the other cards of the machine in turn; 0 cards or no links: NULL. */
-static struct fg_device *link_peer(const struct fg_device *card, unsigned link)
-{
+static struct fg_device *link_peer(const struct fg_device *card, unsigned link) {
     uint32_t others = fg.shared->device_count - 1;
     if (others == 0 || link >= fg_model_of(card)->nvlinks)
         return NULL;
@@ -283,8 +298,7 @@ FG_NVML(nvmlDeviceGetNvLinkState, (nvmlDevice_t device, unsigned link, unsigned 
     return result;
 })
 
-static nvmlReturn_t remote_pci(nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci)
-{
+static nvmlReturn_t remote_pci(nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci) {
     struct fg_device *card;
     nvmlReturn_t result = fg_nvml_card(device, &card);
     if (result != NVML_SUCCESS)
@@ -292,7 +306,8 @@ static nvmlReturn_t remote_pci(nvmlDevice_t device, unsigned link, nvmlPciInfo_t
     return link_peer(card, link) ? pci_of(link_peer(card, link), pci) : NVML_ERROR_NOT_SUPPORTED;
 }
 
-FG_NVML(nvmlDeviceGetNvLinkRemotePciInfo_v2, (nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci), { return remote_pci(device, link, pci); })
+FG_NVML(nvmlDeviceGetNvLinkRemotePciInfo_v2, (nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci),
+        { return remote_pci(device, link, pci); })
 FG_NVML(nvmlDeviceGetNvLinkVersion, (nvmlDevice_t device, unsigned link, unsigned *version), {
     struct fg_device *card;
     nvmlReturn_t result = fg_nvml_card(device, &card);
@@ -305,8 +320,7 @@ FG_NVML(nvmlDeviceGetNvLinkVersion, (nvmlDevice_t device, unsigned link, unsigne
     return result;
 })
 
-static nvmlReturn_t affinity(nvmlDevice_t device, unsigned size, unsigned long *set, unsigned long value)
-{
+static nvmlReturn_t affinity(nvmlDevice_t device, unsigned size, unsigned long *set, unsigned long value) {
     struct fg_device *card;
     nvmlReturn_t result = fg_nvml_card(device, &card);
     if (result != NVML_SUCCESS)
@@ -318,7 +332,7 @@ static nvmlReturn_t affinity(nvmlDevice_t device, unsigned size, unsigned long *
     return NVML_SUCCESS;
 }
 
-FG_NVML(nvmlDeviceGetCpuAffinity, (nvmlDevice_t device, unsigned size, unsigned long *set), { return affinity(device, size, set, 0xFFFFFFFFul); })
-FG_NVML(nvmlDeviceGetMemoryAffinity, (nvmlDevice_t device, unsigned size, unsigned long *set, unsigned scope), {
-    return scope > 1 ? NVML_ERROR_INVALID_ARGUMENT : affinity(device, size, set, 0);
-})
+FG_NVML(nvmlDeviceGetCpuAffinity, (nvmlDevice_t device, unsigned size, unsigned long *set),
+        { return affinity(device, size, set, 0xFFFFFFFFul); })
+FG_NVML(nvmlDeviceGetMemoryAffinity, (nvmlDevice_t device, unsigned size, unsigned long *set, unsigned scope),
+        { return scope > 1 ? NVML_ERROR_INVALID_ARGUMENT : affinity(device, size, set, 0); })

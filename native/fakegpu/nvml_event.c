@@ -12,8 +12,7 @@ struct fg_nvml_event_set {
 
 enum { SET_MAGIC = 0x4E565331 };
 
-static int known(nvmlEventSet_t set)
-{
+static int known(nvmlEventSet_t set) {
     return set && set->magic == SET_MAGIC;
 }
 
@@ -52,8 +51,7 @@ FG_NVML(nvmlDeviceRegisterEvents, (nvmlDevice_t device, unsigned long long types
     return NVML_SUCCESS;
 })
 
-static int next_event(nvmlEventSet_t set, nvmlEventData_t *data)
-{
+static int next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
     for (uint32_t d = 0; d < fg.shared->device_count; d++) {
         struct fg_device *card = &fg.shared->devices[d];
         uint64_t count = __atomic_load_n(&card->xid_count, __ATOMIC_ACQUIRE);
@@ -63,16 +61,18 @@ static int next_event(nvmlEventSet_t set, nvmlEventData_t *data)
             const struct fg_xid *event = &card->xids[set->seen[d]++ % FG_XIDS];
             if (!(event->type & set->types[d]))
                 continue;
-            *data = (nvmlEventData_t){
-                .device = fg_nvml_handle(d), .eventType = event->type, .eventData = event->data, .gpuInstanceId = ~0u, .computeInstanceId = ~0u};
+            *data = (nvmlEventData_t){.device = fg_nvml_handle(d),
+                                      .eventType = event->type,
+                                      .eventData = event->data,
+                                      .gpuInstanceId = ~0u,
+                                      .computeInstanceId = ~0u};
             return 1;
         }
     }
     return 0;
 }
 
-static nvmlReturn_t wait_event(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms)
-{
+static nvmlReturn_t wait_event(nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms) {
     nvmlReturn_t result = fg_nvml_ready();
     if (result != NVML_SUCCESS)
         return result;
@@ -98,4 +98,5 @@ FG_NVML(nvmlEventSetWait, (nvmlEventSet_t set, nvmlEventData_t *data, unsigned t
         memcpy(data, &full, 24); /* version 1 ends before the instances */
     return result;
 })
-FG_NVML(nvmlEventSetWait_v2, (nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms), { return wait_event(set, data, timeout_ms); })
+FG_NVML(nvmlEventSetWait_v2, (nvmlEventSet_t set, nvmlEventData_t *data, unsigned timeout_ms),
+        { return wait_event(set, data, timeout_ms); })

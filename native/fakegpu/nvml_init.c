@@ -12,8 +12,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int users;
 static struct fg_nvml_device handles[FG_MAX_DEVICES];
 
-static nvmlReturn_t start(void)
-{
+static nvmlReturn_t start(void) {
     if (fg_open() != 0)
         return NVML_ERROR_DRIVER_NOT_LOADED;
     pthread_mutex_lock(&lock);
@@ -38,13 +37,11 @@ FG_NVML(nvmlShutdown, (void), {
     return result;
 })
 
-nvmlReturn_t fg_nvml_ready(void)
-{
+nvmlReturn_t fg_nvml_ready(void) {
     return __atomic_load_n(&users, __ATOMIC_RELAXED) > 0 ? NVML_SUCCESS : NVML_ERROR_UNINITIALIZED;
 }
 
-nvmlReturn_t fg_nvml_card(nvmlDevice_t device, struct fg_device **card)
-{
+nvmlReturn_t fg_nvml_card(nvmlDevice_t device, struct fg_device **card) {
     nvmlReturn_t result = fg_nvml_ready();
     if (result != NVML_SUCCESS)
         return result;
@@ -54,21 +51,18 @@ nvmlReturn_t fg_nvml_card(nvmlDevice_t device, struct fg_device **card)
     return (*card)->lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
-nvmlDevice_t fg_nvml_at(uint32_t index)
-{
+nvmlDevice_t fg_nvml_at(uint32_t index) {
     return index < fg.visible_count ? &handles[index] : NULL;
 }
 
-nvmlDevice_t fg_nvml_handle(uint32_t card)
-{
+nvmlDevice_t fg_nvml_handle(uint32_t card) {
     for (uint32_t i = 0; i < fg.visible_count; i++)
         if (fg.visible[i] == card)
             return &handles[i];
     return NULL;
 }
 
-nvmlReturn_t fg_nvml_text(char *to, unsigned size, const char *text)
-{
+nvmlReturn_t fg_nvml_text(char *to, unsigned size, const char *text) {
     if (!to)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (strlen(text) >= size)
@@ -78,31 +72,52 @@ nvmlReturn_t fg_nvml_text(char *to, unsigned size, const char *text)
 }
 
 FG_API const char *nvmlErrorString(nvmlReturn_t result);
-FG_API const char *nvmlErrorString(nvmlReturn_t result)
-{
+FG_API const char *nvmlErrorString(nvmlReturn_t result) {
     switch (result) {
-    case 0: return "Success";
-    case 1: return "Uninitialized";
-    case 2: return "Invalid Argument";
-    case 3: return "Not Supported";
-    case 4: return "Insufficient Permissions";
-    case 5: return "Already Initialized";
-    case 6: return "Not Found";
-    case 7: return "Insufficient Size";
-    case 8: return "Insufficient External Power";
-    case 9: return "Driver Not Loaded";
-    case 10: return "Timeout";
-    case 11: return "Interrupt Request Issue";
-    case 12: return "NVML Shared Library Not Found";
-    case 13: return "Function Not Found";
-    case 14: return "Corrupted infoROM";
-    case 15: return "GPU is lost";
-    case 16: return "GPU requires restart";
-    case 17: return "The operating system has blocked the request";
-    case 18: return "RM has detected an NVML/RM version mismatch";
-    case 20: return "Insufficient Memory";
-    case 25: return "Argument version mismatch";
-    default: return "Unknown Error";
+    case 0:
+        return "Success";
+    case 1:
+        return "Uninitialized";
+    case 2:
+        return "Invalid Argument";
+    case 3:
+        return "Not Supported";
+    case 4:
+        return "Insufficient Permissions";
+    case 5:
+        return "Already Initialized";
+    case 6:
+        return "Not Found";
+    case 7:
+        return "Insufficient Size";
+    case 8:
+        return "Insufficient External Power";
+    case 9:
+        return "Driver Not Loaded";
+    case 10:
+        return "Timeout";
+    case 11:
+        return "Interrupt Request Issue";
+    case 12:
+        return "NVML Shared Library Not Found";
+    case 13:
+        return "Function Not Found";
+    case 14:
+        return "Corrupted infoROM";
+    case 15:
+        return "GPU is lost";
+    case 16:
+        return "GPU requires restart";
+    case 17:
+        return "The operating system has blocked the request";
+    case 18:
+        return "RM has detected an NVML/RM version mismatch";
+    case 20:
+        return "Insufficient Memory";
+    case 25:
+        return "Argument version mismatch";
+    default:
+        return "Unknown Error";
     }
 }
 
@@ -120,8 +135,7 @@ FG_NVML(nvmlSystemGetNVMLVersion, (char *text, unsigned size), {
     return fg_nvml_text(text, size, version);
 })
 
-static nvmlReturn_t cuda_version(int *version)
-{
+static nvmlReturn_t cuda_version(int *version) {
     nvmlReturn_t result = fg_nvml_ready();
     if (result == NVML_SUCCESS && !version)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -133,8 +147,7 @@ static nvmlReturn_t cuda_version(int *version)
 FG_NVML(nvmlSystemGetCudaDriverVersion, (int *version), { return cuda_version(version); })
 FG_NVML(nvmlSystemGetCudaDriverVersion_v2, (int *version), { return cuda_version(version); })
 
-static nvmlReturn_t device_count(unsigned *count)
-{
+static nvmlReturn_t device_count(unsigned *count) {
     nvmlReturn_t result = fg_nvml_ready();
     if (result == NVML_SUCCESS && !count)
         return NVML_ERROR_INVALID_ARGUMENT;
@@ -154,8 +167,7 @@ FG_NVML(nvmlUnitGetCount, (unsigned *count), {
     return result;
 })
 
-static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *device)
-{
+static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *device) {
     nvmlReturn_t result = fg_nvml_ready();
     if (result != NVML_SUCCESS)
         return result;
@@ -167,13 +179,14 @@ static nvmlReturn_t by_index(unsigned index, nvmlDevice_t *device)
     return NVML_SUCCESS;
 }
 
-FG_NVML(nvmlDeviceGetHandleByIndex, (unsigned index, nvmlDevice_t *device), { return by_index(index, device); })
-FG_NVML(nvmlDeviceGetHandleByIndex_v2, (unsigned index, nvmlDevice_t *device), { return by_index(index, device); })
+FG_NVML(nvmlDeviceGetHandleByIndex, (unsigned index, nvmlDevice_t *device),
+        { return by_index(index, device); })
+FG_NVML(nvmlDeviceGetHandleByIndex_v2, (unsigned index, nvmlDevice_t *device),
+        { return by_index(index, device); })
 
 enum wanted { BY_UUID, BY_BUS_ID, BY_SERIAL };
 
-static nvmlReturn_t by_text(const char *text, enum wanted what, nvmlDevice_t *device)
-{
+static nvmlReturn_t by_text(const char *text, enum wanted what, nvmlDevice_t *device) {
     nvmlReturn_t result = fg_nvml_ready();
     if (result != NVML_SUCCESS)
         return result;
@@ -181,16 +194,21 @@ static nvmlReturn_t by_text(const char *text, enum wanted what, nvmlDevice_t *de
         return NVML_ERROR_INVALID_ARGUMENT;
     for (uint32_t i = 0; i < fg.visible_count; i++) {
         const struct fg_device *card = &fg.shared->devices[fg.visible[i]];
-        int same = what == BY_UUID     ? strcasecmp(card->uuid, text) == 0
-                   : what == BY_SERIAL ? strcmp(card->serial, text) == 0
-                                       : strcasecmp(card->bus_id, text) == 0 || strcasecmp(card->bus_id + 4, text) == 0;
+        int same = what == BY_UUID ? strcasecmp(card->uuid, text) == 0
+                   : what == BY_SERIAL
+                       ? strcmp(card->serial, text) == 0
+                       : strcasecmp(card->bus_id, text) == 0 || strcasecmp(card->bus_id + 4, text) == 0;
         if (same)
             return by_index(i, device);
     }
     return NVML_ERROR_NOT_FOUND;
 }
 
-FG_NVML(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device), { return by_text(uuid, BY_UUID, device); })
-FG_NVML(nvmlDeviceGetHandleBySerial, (const char *serial, nvmlDevice_t *device), { return by_text(serial, BY_SERIAL, device); })
-FG_NVML(nvmlDeviceGetHandleByPciBusId, (const char *bus_id, nvmlDevice_t *device), { return by_text(bus_id, BY_BUS_ID, device); })
-FG_NVML(nvmlDeviceGetHandleByPciBusId_v2, (const char *bus_id, nvmlDevice_t *device), { return by_text(bus_id, BY_BUS_ID, device); })
+FG_NVML(nvmlDeviceGetHandleByUUID, (const char *uuid, nvmlDevice_t *device),
+        { return by_text(uuid, BY_UUID, device); })
+FG_NVML(nvmlDeviceGetHandleBySerial, (const char *serial, nvmlDevice_t *device),
+        { return by_text(serial, BY_SERIAL, device); })
+FG_NVML(nvmlDeviceGetHandleByPciBusId, (const char *bus_id, nvmlDevice_t *device),
+        { return by_text(bus_id, BY_BUS_ID, device); })
+FG_NVML(nvmlDeviceGetHandleByPciBusId_v2, (const char *bus_id, nvmlDevice_t *device),
+        { return by_text(bus_id, BY_BUS_ID, device); })

@@ -1,4 +1,5 @@
-/* Stream-ordered memory pools: reserved memory grows in steps of FAKEGPU_POOL_STEP_MIB and is given back at synchronisation. */
+/* Stream-ordered memory pools: reserved memory grows in steps of FAKEGPU_POOL_STEP_MIB and is given back at
+ * synchronisation. */
 #include "stream.h"
 
 #include <stdlib.h>
@@ -16,8 +17,7 @@ struct fg_pool {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fg_pool *all, *default_pool[FG_MAX_DEVICES], *current_pool[FG_MAX_DEVICES];
 
-static uint64_t step(void)
-{
+static uint64_t step(void) {
     static uint64_t known;
     if (!known)
         known = fg_config_number(fg.path, "FAKEGPU_POOL_STEP_MIB", 2, 1u << 20, 32) * MIB;
@@ -25,8 +25,7 @@ static uint64_t step(void)
 }
 
 /* Under the lock. */
-static struct fg_pool *new_pool(uint32_t card)
-{
+static struct fg_pool *new_pool(uint32_t card) {
     struct fg_pool *pool = calloc(1, sizeof *pool);
     if (!pool)
         return NULL;
@@ -34,8 +33,7 @@ static struct fg_pool *new_pool(uint32_t card)
     return all = pool;
 }
 
-static struct fg_pool *default_of(uint32_t card)
-{
+static struct fg_pool *default_of(uint32_t card) {
     pthread_mutex_lock(&lock);
     if (!default_pool[card])
         default_pool[card] = new_pool(card);
@@ -44,19 +42,16 @@ static struct fg_pool *default_of(uint32_t card)
     return pool;
 }
 
-static struct fg_pool *current_of(uint32_t card)
-{
+static struct fg_pool *current_of(uint32_t card) {
     return current_pool[card] ? current_pool[card] : default_of(card);
 }
 
-static int known(const struct fg_pool *pool)
-{
+static int known(const struct fg_pool *pool) {
     return pool && pool->magic == POOL_MAGIC;
 }
 
 /* Under the lock: give back all but `keep` bytes, as far as they are free. */
-static void trim(struct fg_pool *pool, uint64_t keep)
-{
+static void trim(struct fg_pool *pool, uint64_t keep) {
     uint64_t needed = fg_round(pool->used > keep ? pool->used : keep, step());
     if (pool->reserved <= needed)
         return;
@@ -65,8 +60,7 @@ static void trim(struct fg_pool *pool, uint64_t keep)
     fg_account(pool->card, FG_POOL, -less, -less);
 }
 
-CUresult fg_pool_take(struct fg_pool *pool, uint64_t units)
-{
+CUresult fg_pool_take(struct fg_pool *pool, uint64_t units) {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     if (units > pool->reserved - pool->used) {
@@ -84,15 +78,13 @@ CUresult fg_pool_take(struct fg_pool *pool, uint64_t units)
     return result;
 }
 
-void fg_pool_give(struct fg_pool *pool, uint64_t units)
-{
+void fg_pool_give(struct fg_pool *pool, uint64_t units) {
     pthread_mutex_lock(&lock);
     pool->used -= units;
     pthread_mutex_unlock(&lock);
 }
 
-void fg_pools_settle(uint32_t card)
-{
+void fg_pools_settle(uint32_t card) {
     pthread_mutex_lock(&lock);
     for (struct fg_pool *pool = all; pool; pool = pool->next)
         if (pool->card == card && pool->magic == POOL_MAGIC)
@@ -100,8 +92,7 @@ void fg_pools_settle(uint32_t card)
     pthread_mutex_unlock(&lock);
 }
 
-void fg_pools_forget(void)
-{
+void fg_pools_forget(void) {
     pthread_mutex_init(&lock, NULL);
     all = NULL;
     memset(default_pool, 0, sizeof default_pool);
@@ -138,7 +129,8 @@ FG_FUNCTION(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool), {
 FG_FUNCTION(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties), {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (!pool || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE || fg_need_device(properties->location.id) != CUDA_SUCCESS)
+    if (!pool || !properties || properties->location.type != CU_MEM_LOCATION_TYPE_DEVICE ||
+        fg_need_device(properties->location.id) != CUDA_SUCCESS)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     *pool = new_pool(fg_driver.card[properties->location.id]);
@@ -173,13 +165,28 @@ FG_FUNCTION(cuMemPoolGetAttribute, (CUmemoryPool pool, int number, void *value),
     if (!known(pool) || !value)
         return CUDA_ERROR_INVALID_VALUE;
     switch (number) {
-    case 1: case 2: case 3: *(int *)value = 1; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *(uint64_t *)value = pool->threshold; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT: *(uint64_t *)value = pool->reserved; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: *(uint64_t *)value = pool->reserved_high; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(uint64_t *)value = pool->used; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(uint64_t *)value = pool->used_high; return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case 1:
+    case 2:
+    case 3:
+        *(int *)value = 1;
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+        *(uint64_t *)value = pool->threshold;
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+        *(uint64_t *)value = pool->reserved;
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+        *(uint64_t *)value = pool->reserved_high;
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT:
+        *(uint64_t *)value = pool->used;
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+        *(uint64_t *)value = pool->used_high;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
 })
 
@@ -187,20 +194,29 @@ FG_FUNCTION(cuMemPoolSetAttribute, (CUmemoryPool pool, int number, void *value),
     if (!known(pool) || !value)
         return CUDA_ERROR_INVALID_VALUE;
     switch (number) {
-    case 1: case 2: case 3: return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(uint64_t *)value; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH: pool->reserved_high = pool->reserved; return CUDA_SUCCESS;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH: pool->used_high = pool->used; return CUDA_SUCCESS;
-    default: return CUDA_ERROR_INVALID_VALUE;
+    case 1:
+    case 2:
+    case 3:
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD:
+        pool->threshold = *(uint64_t *)value;
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+        pool->reserved_high = pool->reserved;
+        return CUDA_SUCCESS;
+    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+        pool->used_high = pool->used;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
     }
 })
 
-FG_FUNCTION(cuMemPoolSetAccess, (CUmemoryPool pool, const CUmemAccessDesc *access, size_t count), {
-    return known(pool) && (access || count == 0) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-})
+FG_FUNCTION(cuMemPoolSetAccess, (CUmemoryPool pool, const CUmemAccessDesc *access, size_t count),
+            { return known(pool) && (access || count == 0) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; })
 
-static CUresult allocate(CUdeviceptr *pointer, size_t size, CUmemoryPool pool, CUstream handle, int per_thread)
-{
+static CUresult allocate(CUdeviceptr *pointer, size_t size, CUmemoryPool pool, CUstream handle,
+                         int per_thread) {
     struct fg_context *context;
     struct fg_stream *stream;
     struct fg_graph *graph;
@@ -225,7 +241,8 @@ static CUresult allocate(CUdeviceptr *pointer, size_t size, CUmemoryPool pool, C
 
 FG_TWIN(cuMemAllocAsync, cuMemAllocAsync_ptsz, (CUdeviceptr * pointer, size_t size, CUstream stream),
         { return allocate(pointer, size, NULL, stream, per_thread); })
-FG_TWIN(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz, (CUdeviceptr * pointer, size_t size, CUmemoryPool pool, CUstream stream),
+FG_TWIN(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync_ptsz,
+        (CUdeviceptr * pointer, size_t size, CUmemoryPool pool, CUstream stream),
         { return pool ? allocate(pointer, size, pool, stream, per_thread) : CUDA_ERROR_INVALID_VALUE; })
 
 FG_TWIN(cuMemFreeAsync, cuMemFreeAsync_ptsz, (CUdeviceptr pointer, CUstream handle), {

@@ -9,21 +9,18 @@
 
 #define MIB ((uint64_t)1 << 20)
 
-const struct fg_model *fg_model_of(const struct fg_device *device)
-{
+const struct fg_model *fg_model_of(const struct fg_device *device) {
     return fg_model_at(device->model);
 }
 
-static uint64_t mix(uint64_t x)
-{
+static uint64_t mix(uint64_t x) {
     x += 0x9E3779B97F4A7C15ull;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
     return x ^ (x >> 31);
 }
 
-static int parse_uuid(const char *text, uint8_t *bytes)
-{
+static int parse_uuid(const char *text, uint8_t *bytes) {
     int n = 0;
     for (const char *p = strncmp(text, "GPU-", 4) == 0 ? text + 4 : text; *p; p++) {
         if (*p == '-')
@@ -37,24 +34,24 @@ static int parse_uuid(const char *text, uint8_t *bytes)
     return n == 16;
 }
 
-static void format_uuid(const uint8_t *b, char *text, size_t size)
-{
-    snprintf(text, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8],
-             b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+static void format_uuid(const uint8_t *b, char *text, size_t size) {
+    snprintf(text, size, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
+             b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
 }
 
-static void set_uuid(struct fg_device *device, const char *state_path, unsigned index)
-{
+static void set_uuid(struct fg_device *device, const char *state_path, unsigned index) {
     char list[2048], piece[64], seed[4096];
     if (fg_config_get(state_path, "FAKEGPU_UUIDS", list, sizeof list)) {
         unsigned pieces = 1;
         for (const char *p = list; *p; p++)
             pieces += *p == ',';
-        if (index < pieces && fg_config_piece(list, index, piece, sizeof piece) && parse_uuid(piece, device->uuid_bytes)) {
+        if (index < pieces && fg_config_piece(list, index, piece, sizeof piece) &&
+            parse_uuid(piece, device->uuid_bytes)) {
             format_uuid(device->uuid_bytes, device->uuid, sizeof device->uuid);
             return;
         }
-        fprintf(stderr, "fakegpu: FAKEGPU_UUIDS has no valid UUID for card %u; it gets a derived one\n", index);
+        fprintf(stderr, "fakegpu: FAKEGPU_UUIDS has no valid UUID for card %u; it gets a derived one\n",
+                index);
     }
     if (!fg_config_get(state_path, "FAKEGPU_UUID_SEED", seed, sizeof seed))
         snprintf(seed, sizeof seed, "%s", state_path);
@@ -66,8 +63,7 @@ static void set_uuid(struct fg_device *device, const char *state_path, unsigned 
     format_uuid(device->uuid_bytes, device->uuid, sizeof device->uuid);
 }
 
-static uint32_t model_index(const char *key)
-{
+static uint32_t model_index(const char *key) {
     const struct fg_model *model = fg_model_find(key);
     if (model)
         return (uint32_t)(model - fg_model_at(0));
@@ -78,26 +74,32 @@ static uint32_t model_index(const char *key)
     return 0;
 }
 
-static void setup_device(struct fg_device *device, const char *state_path, unsigned index, unsigned count)
-{
+static void setup_device(struct fg_device *device, const char *state_path, unsigned index, unsigned count) {
     char list[1024], piece[128];
-    if (!fg_config_get(state_path, "FAKEGPU_MODEL", list, sizeof list) || !fg_config_piece(list, index, piece, sizeof piece))
+    if (!fg_config_get(state_path, "FAKEGPU_MODEL", list, sizeof list) ||
+        !fg_config_piece(list, index, piece, sizeof piece))
         strcpy(piece, "A100-SXM4-40GB");
     device->model = model_index(piece);
     const struct fg_model *model = fg_model_of(device);
     snprintf(device->name, sizeof device->name, "%s", model->name);
-    if (fg_config_get(state_path, "FAKEGPU_NAME", list, sizeof list) && fg_config_piece(list, index, piece, sizeof piece))
+    if (fg_config_get(state_path, "FAKEGPU_NAME", list, sizeof list) &&
+        fg_config_piece(list, index, piece, sizeof piece))
         snprintf(device->name, sizeof device->name, "%.60s", piece);
     device->total_bytes = model->memory_bytes;
     device->reserved_bytes = model->reserved_bytes;
-    if (fg_config_get(state_path, "FAKEGPU_MEMORY_MIB", list, sizeof list) && fg_config_piece(list, index, piece, sizeof piece)) {
+    if (fg_config_get(state_path, "FAKEGPU_MEMORY_MIB", list, sizeof list) &&
+        fg_config_piece(list, index, piece, sizeof piece)) {
         uint64_t mib = strtoull(piece, NULL, 10);
         if (mib >= 64 && mib <= (1u << 24))
             device->total_bytes = mib * MIB;
         else
-            fprintf(stderr, "fakegpu: FAKEGPU_MEMORY_MIB=%s for card %u is not from 64 to %u; using the model's\n", piece, index, 1u << 24);
+            fprintf(stderr,
+                    "fakegpu: FAKEGPU_MEMORY_MIB=%s for card %u is not from 64 to %u; using the model's\n",
+                    piece, index, 1u << 24);
     }
-    device->reserved_bytes = fg_config_number(state_path, "FAKEGPU_RESERVED_MIB", 0, device->total_bytes / MIB, model->reserved_bytes / MIB) * MIB;
+    device->reserved_bytes = fg_config_number(state_path, "FAKEGPU_RESERVED_MIB", 0,
+                                              device->total_bytes / MIB, model->reserved_bytes / MIB) *
+                             MIB;
     if (device->reserved_bytes >= device->total_bytes)
         device->reserved_bytes = 0;
     set_uuid(device, state_path, index);
@@ -108,18 +110,17 @@ static void setup_device(struct fg_device *device, const char *state_path, unsig
     device->temperature_c = 34 + index % 5;
 }
 
-static uint32_t convention(const char *state_path)
-{
+static uint32_t convention(const char *state_path) {
     char text[32];
     if (!fg_config_get(state_path, "FAKEGPU_PID_CONVENTION", text, sizeof text) || strcmp(text, "host") == 0)
         return FG_PIDS_HOST;
     if (strcmp(text, "namespace") != 0)
-        fprintf(stderr, "fakegpu: FAKEGPU_PID_CONVENTION=%s is neither host nor namespace; using namespace\n", text);
+        fprintf(stderr, "fakegpu: FAKEGPU_PID_CONVENTION=%s is neither host nor namespace; using namespace\n",
+                text);
     return FG_PIDS_NAMESPACE;
 }
 
-void fg_setup(struct fg_shared *shared, const char *path)
-{
+void fg_setup(struct fg_shared *shared, const char *path) {
     struct timespec real;
     clock_gettime(CLOCK_REALTIME, &real);
     shared->realtime_offset_ns = (uint64_t)real.tv_sec * 1000000000ull + (uint64_t)real.tv_nsec - fg_now();
@@ -140,9 +141,10 @@ void fg_setup(struct fg_shared *shared, const char *path)
         setup_device(&shared->devices[i], path, i, shared->device_count);
 }
 
-/* Card of one piece of a list (an index or the beginning of a UUID) within `candidates`; -1 if there is none. */
-static int find_device(const struct fg_shared *shared, const char *piece, const uint8_t *candidates, uint32_t count)
-{
+/* Card of one piece of a list (an index or the beginning of a UUID) within `candidates`; -1 if there is none.
+ */
+static int find_device(const struct fg_shared *shared, const char *piece, const uint8_t *candidates,
+                       uint32_t count) {
     if (isdigit((unsigned char)piece[0])) {
         char *end;
         unsigned long index = strtoul(piece, &end, 10);
@@ -150,7 +152,8 @@ static int find_device(const struct fg_shared *shared, const char *piece, const 
     }
     int found = -1;
     for (uint32_t i = 0; i < count; i++)
-        if (strlen(piece) > 4 && strncasecmp(shared->devices[candidates[i]].uuid, piece, strlen(piece)) == 0) {
+        if (strlen(piece) > 4 &&
+            strncasecmp(shared->devices[candidates[i]].uuid, piece, strlen(piece)) == 0) {
             if (found >= 0)
                 return -1; /* ambiguous */
             found = candidates[i];
@@ -158,8 +161,7 @@ static int find_device(const struct fg_shared *shared, const char *piece, const 
     return found;
 }
 
-uint32_t fg_visible_devices(const struct fg_shared *shared, const char *state_path, uint8_t *visible)
-{
+uint32_t fg_visible_devices(const struct fg_shared *shared, const char *state_path, uint8_t *visible) {
     uint8_t all[FG_MAX_DEVICES], chosen[FG_MAX_DEVICES] = {0};
     char list[2048];
     for (uint32_t i = 0; i < shared->device_count; i++)
@@ -187,14 +189,13 @@ uint32_t fg_visible_devices(const struct fg_shared *shared, const char *state_pa
     return count;
 }
 
-static uint64_t speed(const struct fg_shared *shared, uint8_t card)
-{
+static uint64_t speed(const struct fg_shared *shared, uint8_t card) {
     const struct fg_model *model = fg_model_of(&shared->devices[card]);
     return (uint64_t)model->sm_count * model->clock_mhz * (model->major >= 8 ? 2 : 1);
 }
 
-uint32_t fg_cuda_devices(const struct fg_shared *shared, const uint8_t *visible, uint32_t count, uint8_t *ordinals)
-{
+uint32_t fg_cuda_devices(const struct fg_shared *shared, const uint8_t *visible, uint32_t count,
+                         uint8_t *ordinals) {
     uint8_t order[FG_MAX_DEVICES];
     const char *rule = getenv("CUDA_DEVICE_ORDER"), *list = getenv("CUDA_VISIBLE_DEVICES");
     memcpy(order, visible, count);

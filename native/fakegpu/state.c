@@ -13,33 +13,29 @@
 #include <time.h>
 #include <unistd.h>
 
-#define FG_MAGIC 0x3155504745544146ull
+#define FG_MAGIC     0x3155504745544146ull
 #define FG_INIT_BYTE (1 << 20)
 
 struct fg_process fg = {.lock_fd = -1, .daemon_fd = -1};
 static pthread_mutex_t process_lock = PTHREAD_MUTEX_INITIALIZER;
 
-uint64_t fg_now(void)
-{
+uint64_t fg_now(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (uint64_t)t.tv_sec * 1000000000ull + (uint64_t)t.tv_nsec;
 }
 
-static struct flock byte_lock(short type, off_t byte)
-{
+static struct flock byte_lock(short type, off_t byte) {
     return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
 }
 
-int fg_slot_alive(uint32_t index)
-{
+int fg_slot_alive(uint32_t index) {
     struct flock query = byte_lock(F_WRLCK, index);
     return fcntl(fg.lock_fd, F_OFD_GETLK, &query) != 0 || query.l_type != F_UNLCK;
 }
 
 /* After the owner of a card's lock was killed: derive everything again from the slots. */
-static void repair_device(struct fg_device *device)
-{
+static void repair_device(struct fg_device *device) {
     uint32_t d = (uint32_t)(device - fg.shared->devices);
     device->used_bytes = 0;
     for (uint32_t i = 0; i < FG_MAX_SLOTS; i++)
@@ -49,32 +45,27 @@ static void repair_device(struct fg_device *device)
     fg_engine_repair(device);
 }
 
-void fg_lock_device(struct fg_device *device)
-{
+void fg_lock_device(struct fg_device *device) {
     if (pthread_mutex_lock(&device->lock) == EOWNERDEAD) {
         repair_device(device);
         pthread_mutex_consistent(&device->lock);
     }
 }
 
-void fg_unlock_device(struct fg_device *device)
-{
+void fg_unlock_device(struct fg_device *device) {
     pthread_mutex_unlock(&device->lock);
 }
 
-void fg_lock_slots(void)
-{
+void fg_lock_slots(void) {
     if (pthread_mutex_lock(&fg.shared->slots_lock) == EOWNERDEAD)
         pthread_mutex_consistent(&fg.shared->slots_lock);
 }
 
-void fg_unlock_slots(void)
-{
+void fg_unlock_slots(void) {
     pthread_mutex_unlock(&fg.shared->slots_lock);
 }
 
-static void init_mutex(pthread_mutex_t *mutex)
-{
+static void init_mutex(pthread_mutex_t *mutex) {
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
@@ -83,8 +74,7 @@ static void init_mutex(pthread_mutex_t *mutex)
     pthread_mutexattr_destroy(&attributes);
 }
 
-static void create_shared(struct fg_shared *shared)
-{
+static void create_shared(struct fg_shared *shared) {
     memset(shared, 0, offsetof(struct fg_shared, slots_lock));
     fg_setup(shared, fg.path);
     init_mutex(&shared->slots_lock);
@@ -93,20 +83,21 @@ static void create_shared(struct fg_shared *shared)
     __atomic_store_n(&shared->magic, FG_MAGIC, __ATOMIC_RELEASE);
 }
 
-static int open_file(const char *name)
-{
+static int open_file(const char *name) {
     char path[4200];
     snprintf(path, sizeof path, "%s/%s", fg.path, name);
     int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0)
-        fprintf(stderr, "fakegpu: cannot open %s: %s; set FAKEGPU_STATE to a directory that this process may write\n", path, strerror(errno));
+        fprintf(stderr,
+                "fakegpu: cannot open %s: %s; set FAKEGPU_STATE to a directory that this process may write\n",
+                path, strerror(errno));
     else
-        (void)!fchmod(fd, 0666); /* other users of the same test; fails harmlessly for a file of somebody else */
+        (void)!fchmod(fd,
+                      0666); /* other users of the same test; fails harmlessly for a file of somebody else */
     return fd;
 }
 
-static int map_state(void)
-{
+static int map_state(void) {
     if (fg_config_state_path(fg.path, sizeof fg.path) != 0) {
         fprintf(stderr, "fakegpu: FAKEGPU_STATE is too long\n");
         return ENAMETOOLONG;
@@ -138,8 +129,7 @@ static int map_state(void)
     return 0;
 }
 
-int fg_open(void)
-{
+int fg_open(void) {
     pthread_mutex_lock(&process_lock);
     int error = fg.shared ? 0 : map_state();
     pthread_mutex_unlock(&process_lock);
@@ -147,8 +137,7 @@ int fg_open(void)
 }
 
 /* Under slots_lock: give back what slot `index` held. */
-static void release_slot(uint32_t index)
-{
+static void release_slot(uint32_t index) {
     struct fg_slot *slot = &fg.shared->slots[index];
     for (uint32_t d = 0; d < fg.shared->device_count; d++) {
         struct fg_device *device = &fg.shared->devices[d];
@@ -163,8 +152,7 @@ static void release_slot(uint32_t index)
     fg.shared->slot_used[index] = 0;
 }
 
-static void sweep_locked(void)
-{
+static void sweep_locked(void) {
     for (uint32_t i = 0; i < fg.shared->slot_high; i++)
         if (fg.shared->slot_used[i] && !fg_slot_alive(i))
             release_slot(i);
@@ -172,18 +160,17 @@ static void sweep_locked(void)
         fg.shared->slot_high--;
 }
 
-void fg_sweep(void)
-{
+void fg_sweep(void) {
     fg_lock_slots();
     sweep_locked();
     fg_unlock_slots();
 }
 
-static int claim_free_slot(uint32_t *index)
-{
+static int claim_free_slot(uint32_t *index) {
     for (uint32_t i = 0; i < FG_MAX_SLOTS; i++) {
         struct flock mine = byte_lock(F_WRLCK, i);
-        /* A free slot whose byte is still locked belongs to a process that forgot it (fork); never share it. */
+        /* A free slot whose byte is still locked belongs to a process that forgot it (fork); never share it.
+         */
         if (!fg.shared->slot_used[i] && fcntl(fg.lock_fd, F_SETLK, &mine) == 0) {
             *index = i;
             return 0;
@@ -192,8 +179,7 @@ static int claim_free_slot(uint32_t *index)
     return EAGAIN;
 }
 
-static int attach_locked(void)
-{
+static int attach_locked(void) {
     uint32_t index;
     if (claim_free_slot(&index) != 0) {
         sweep_locked();
@@ -211,8 +197,7 @@ static int attach_locked(void)
     return 0;
 }
 
-int fg_attach(void)
-{
+int fg_attach(void) {
     int error = fg_open();
     if (error)
         return error;
@@ -230,8 +215,7 @@ int fg_attach(void)
     return error;
 }
 
-void fg_forget_slot(void)
-{
+void fg_forget_slot(void) {
     pthread_mutex_init(&process_lock, NULL);
     if (fg.daemon_fd >= 0)
         close(fg.daemon_fd);
@@ -239,15 +223,15 @@ void fg_forget_slot(void)
     fg.attached = 0;
 }
 
-struct fg_account *fg_own(uint32_t device)
-{
+struct fg_account *fg_own(uint32_t device) {
     return &fg.shared->slots[fg.slot].on[device];
 }
 
-static int try_account(struct fg_device *device, struct fg_account *own, enum fg_kind kind, int64_t physical, int64_t units)
-{
+static int try_account(struct fg_device *device, struct fg_account *own, enum fg_kind kind, int64_t physical,
+                       int64_t units) {
     fg_lock_device(device);
-    int fits = physical <= 0 || (uint64_t)physical <= device->total_bytes - device->reserved_bytes - device->used_bytes;
+    int fits = physical <= 0 ||
+               (uint64_t)physical <= device->total_bytes - device->reserved_bytes - device->used_bytes;
     if (fits) {
         device->used_bytes += (uint64_t)physical;
         own->physical[kind] += (uint64_t)physical;
@@ -257,8 +241,7 @@ static int try_account(struct fg_device *device, struct fg_account *own, enum fg
     return fits;
 }
 
-int fg_account(uint32_t device, enum fg_kind kind, int64_t physical, int64_t units)
-{
+int fg_account(uint32_t device, enum fg_kind kind, int64_t physical, int64_t units) {
     struct fg_device *card = &fg.shared->devices[device];
     if (try_account(card, fg_own(device), kind, physical, units))
         return 0;
@@ -266,8 +249,7 @@ int fg_account(uint32_t device, enum fg_kind kind, int64_t physical, int64_t uni
     return try_account(card, fg_own(device), kind, physical, units) ? 0 : 2;
 }
 
-void fg_memory_info(uint32_t device, uint64_t *free_bytes, uint64_t *total_bytes)
-{
+void fg_memory_info(uint32_t device, uint64_t *free_bytes, uint64_t *total_bytes) {
     struct fg_device *card = &fg.shared->devices[device];
     fg_sweep();
     fg_lock_device(card);
@@ -276,8 +258,7 @@ void fg_memory_info(uint32_t device, uint64_t *free_bytes, uint64_t *total_bytes
     fg_unlock_device(card);
 }
 
-uint32_t fg_visible_pid(const struct fg_slot *slot)
-{
+uint32_t fg_visible_pid(const struct fg_slot *slot) {
     if (fg.shared->pid_convention == FG_PIDS_HOST)
         return (uint32_t)slot->host_pid;
     if (slot->pid_namespace == fg.pid_namespace)

@@ -1,8 +1,10 @@
 /*
- * The state that all processes of one state path share: a mapped file, one lock per card, and one slot per process whose
- * life is proved by a POSIX record lock (the kernel drops it when the process ends, however it ends).
+ * The state that all processes of one state path share: a mapped file, one lock per card, and one slot per
+ * process whose life is proved by a POSIX record lock (the kernel drops it when the process ends, however it
+ * ends).
  *
- * Lock order: slots_lock, then the lock of one card. Both are robust mutexes: the next owner repairs what a killed one left.
+ * Lock order: slots_lock, then the lock of one card. Both are robust mutexes: the next owner repairs what a
+ * killed one left.
  */
 #ifndef FAKEGPU_STATE_H
 #define FAKEGPU_STATE_H
@@ -13,11 +15,20 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-enum { FG_MAX_SLOTS = 4096, FG_MAX_CHANNELS = 1024, FG_MAX_CONTAINERS = 256, FG_RING = 2048, FG_QUEUE = 1024, FG_SAMPLES = 64, FG_XIDS = 64 };
+enum {
+    FG_MAX_SLOTS = 4096,
+    FG_MAX_CHANNELS = 1024,
+    FG_MAX_CONTAINERS = 256,
+    FG_RING = 2048,
+    FG_QUEUE = 1024,
+    FG_SAMPLES = 64,
+    FG_XIDS = 64
+};
 enum fg_pid_convention { FG_PIDS_HOST = 0, FG_PIDS_NAMESPACE = 1 };
 enum fg_kind { FG_DATA = 0, FG_POOL = 1, FG_CONTEXT = 2, FG_MODULE = 3, FG_KINDS = 4 };
 
-/* What one process holds on one card. physical: what the card really gives (2 MiB granules); units: 512-byte rounding. */
+/* What one process holds on one card. physical: what the card really gives (2 MiB granules); units: 512-byte
+ * rounding. */
 struct fg_account {
     uint64_t physical[FG_KINDS], units[FG_KINDS];
     uint32_t contexts, channel; /* channel: index + 1, 0 = none */
@@ -98,7 +109,8 @@ struct fg_process {
 };
 extern struct fg_process fg;
 
-/* Open or create the state and compute the visible cards. 0, or an errno value; says on stderr what failed. Idempotent. */
+/* Open or create the state and compute the visible cards. 0, or an errno value; says on stderr what failed.
+ * Idempotent. */
 int fg_open(void);
 /* Claim a slot for this process. 0 or an errno value (EAGAIN: all 4,096 slots are alive). Idempotent. */
 int fg_attach(void);
@@ -115,8 +127,8 @@ void fg_lock_slots(void);
 void fg_unlock_slots(void);
 
 /*
- * Change what this process holds on a card by (physical, units). 0, or 2 (out of memory, nothing changed) if the card has
- * not that much left after dead processes are swept.
+ * Change what this process holds on a card by (physical, units). 0, or 2 (out of memory, nothing changed) if
+ * the card has not that much left after dead processes are swept.
  */
 int fg_account(uint32_t device, enum fg_kind kind, int64_t physical, int64_t units);
 /* Free and total bytes of a card, dead processes swept. */
@@ -125,7 +137,8 @@ void fg_memory_info(uint32_t device, uint64_t *free_bytes, uint64_t *total_bytes
 struct fg_account *fg_own(uint32_t device);
 
 /*
- * PID by which this process may know the process of `slot` under the state's convention; 0 if it may not see it.
+ * PID by which this process may know the process of `slot` under the state's convention; 0 if it may not see
+ * it.
  */
 uint32_t fg_visible_pid(const struct fg_slot *slot);
 

@@ -1,4 +1,5 @@
-/* Streams and stream capture. Work of one process runs in submission order, so streams are positions in one queue. */
+/* Streams and stream capture. Work of one process runs in submission order, so streams are positions in one
+ * queue. */
 #include "stream.h"
 
 #include "graph.h"
@@ -20,17 +21,16 @@ static _Thread_local struct {
     struct fg_stream *stream;
 } own[OWN_STREAMS];
 
-static pid_t thread_id(void)
-{
+static pid_t thread_id(void) {
     return (pid_t)syscall(SYS_gettid);
 }
 
-static struct fg_stream *new_stream(struct fg_context *context, unsigned flags, int priority, int legacy)
-{
+static struct fg_stream *new_stream(struct fg_context *context, unsigned flags, int priority, int legacy) {
     struct fg_stream *stream = calloc(1, sizeof *stream);
     if (!stream)
         return NULL;
-    *stream = (struct fg_stream){.magic = STREAM_MAGIC, .context = context, .flags = flags, .priority = priority, .legacy = legacy};
+    *stream = (struct fg_stream){
+        .magic = STREAM_MAGIC, .context = context, .flags = flags, .priority = priority, .legacy = legacy};
     pthread_mutex_lock(&lock);
     stream->id = next_id++;
     stream->next = all;
@@ -39,8 +39,7 @@ static struct fg_stream *new_stream(struct fg_context *context, unsigned flags, 
     return stream;
 }
 
-static struct fg_stream *legacy_stream(struct fg_context *context)
-{
+static struct fg_stream *legacy_stream(struct fg_context *context) {
     struct fg_stream *stream = __atomic_load_n(&context->legacy, __ATOMIC_ACQUIRE), *nobody = NULL;
     if (stream || !(stream = new_stream(context, 0, 0, 1)))
         return stream;
@@ -50,8 +49,7 @@ static struct fg_stream *legacy_stream(struct fg_context *context)
     return nobody;
 }
 
-static struct fg_stream *thread_stream(struct fg_context *context)
-{
+static struct fg_stream *thread_stream(struct fg_context *context) {
     int place = -1;
     for (int i = 0; i < OWN_STREAMS; i++) {
         if (own[i].stream && own[i].context_id == context->id)
@@ -65,8 +63,8 @@ static struct fg_stream *thread_stream(struct fg_context *context)
     return own[place].stream = new_stream(context, 0, 0, 0);
 }
 
-CUresult fg_stream_resolve(struct fg_context *context, CUstream handle, int per_thread, struct fg_stream **stream)
-{
+CUresult fg_stream_resolve(struct fg_context *context, CUstream handle, int per_thread,
+                           struct fg_stream **stream) {
     if (handle == NULL)
         handle = per_thread ? CU_STREAM_PER_THREAD : CU_STREAM_LEGACY;
     if (handle == CU_STREAM_LEGACY)
@@ -81,20 +79,17 @@ CUresult fg_stream_resolve(struct fg_context *context, CUstream handle, int per_
 }
 
 /* Context of the call and stream of the argument; a user's stream brings its own context. */
-static CUresult resolve(CUstream handle, int per_thread, struct fg_stream **stream)
-{
+static CUresult resolve(CUstream handle, int per_thread, struct fg_stream **stream) {
     struct fg_context *context;
     CUresult result = fg_need_context(&context);
     return result == CUDA_SUCCESS ? fg_stream_resolve(context, handle, per_thread, stream) : result;
 }
 
-void fg_stream_submitted(struct fg_stream *stream, uint64_t mark)
-{
+void fg_stream_submitted(struct fg_stream *stream, uint64_t mark) {
     __atomic_store_n(&stream->mark, mark, __ATOMIC_RELEASE);
 }
 
-void fg_streams_drop_context(struct fg_context *context)
-{
+void fg_streams_drop_context(struct fg_context *context) {
     pthread_mutex_lock(&lock);
     for (struct fg_stream *stream = all; stream; stream = stream->next)
         if (stream->context == context) {
@@ -105,10 +100,11 @@ void fg_streams_drop_context(struct fg_context *context)
     pthread_mutex_unlock(&lock);
 }
 
-/* Capture ------------------------------------------------------------------------------------------------------------ */
+/* Capture
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
-void fg_capture_invalidate(struct fg_stream *stream)
-{
+void fg_capture_invalidate(struct fg_stream *stream) {
     pthread_mutex_lock(&lock);
     struct fg_graph *graph = stream->graph;
     for (struct fg_stream *each = all; each; each = each->next)
@@ -117,8 +113,7 @@ void fg_capture_invalidate(struct fg_stream *stream)
     pthread_mutex_unlock(&lock);
 }
 
-int fg_capture_owns(const struct fg_graph *graph)
-{
+int fg_capture_owns(const struct fg_graph *graph) {
     int found = 0;
     pthread_mutex_lock(&lock);
     for (struct fg_stream *each = all; each && !found; each = each->next)
@@ -128,12 +123,12 @@ int fg_capture_owns(const struct fg_graph *graph)
 }
 
 /* A blocking stream in capture makes every use of the legacy stream an error that spoils the capture. */
-static CUresult legacy_conflict(struct fg_stream *legacy)
-{
+static CUresult legacy_conflict(struct fg_stream *legacy) {
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     for (struct fg_stream *each = all; each; each = each->next)
-        if (each->capture_status != CU_STREAM_CAPTURE_STATUS_NONE && !(each->flags & CU_STREAM_NON_BLOCKING) && each->context == legacy->context) {
+        if (each->capture_status != CU_STREAM_CAPTURE_STATUS_NONE &&
+            !(each->flags & CU_STREAM_NON_BLOCKING) && each->context == legacy->context) {
             each->capture_status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
             result = CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
         }
@@ -141,8 +136,7 @@ static CUresult legacy_conflict(struct fg_stream *legacy)
     return result;
 }
 
-CUresult fg_stream_capture(struct fg_stream *stream, struct fg_graph **graph)
-{
+CUresult fg_stream_capture(struct fg_stream *stream, struct fg_graph **graph) {
     *graph = NULL;
     if (__atomic_load_n(&captures, __ATOMIC_RELAXED) == 0)
         return CUDA_SUCCESS;
@@ -154,8 +148,7 @@ CUresult fg_stream_capture(struct fg_stream *stream, struct fg_graph **graph)
     return CUDA_SUCCESS;
 }
 
-CUresult fg_forbidden_in_capture(void)
-{
+CUresult fg_forbidden_in_capture(void) {
     if (__atomic_load_n(&captures, __ATOMIC_RELAXED) == 0 || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_SUCCESS;
     CUresult result = CUDA_SUCCESS;
@@ -163,7 +156,8 @@ CUresult fg_forbidden_in_capture(void)
     pthread_mutex_lock(&lock);
     for (struct fg_stream *each = all; each; each = each->next) {
         int active = each->capture_status != CU_STREAM_CAPTURE_STATUS_NONE && each->capture_origin;
-        int global = each->capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL && thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
+        int global = each->capture_mode == CU_STREAM_CAPTURE_MODE_GLOBAL &&
+                     thread_mode == CU_STREAM_CAPTURE_MODE_GLOBAL;
         int local = each->capture_mode != CU_STREAM_CAPTURE_MODE_RELAXED && each->capture_thread == thread;
         if (active && (global || local)) {
             each->capture_status = CU_STREAM_CAPTURE_STATUS_INVALIDATED;
@@ -174,8 +168,7 @@ CUresult fg_forbidden_in_capture(void)
     return result;
 }
 
-static CUresult begin(CUstream handle, int per_thread, struct fg_graph *graph, int mode)
-{
+static CUresult begin(CUstream handle, int per_thread, struct fg_graph *graph, int mode) {
     struct fg_stream *stream;
     CUresult result = resolve(handle, per_thread, &stream);
     if (result != CUDA_SUCCESS)
@@ -189,7 +182,8 @@ static CUresult begin(CUstream handle, int per_thread, struct fg_graph *graph, i
         result = 401; /* CUDA_ERROR_ILLEGAL_STATE */
     } else {
         stream->graph = graph ? graph : fg_graph_new();
-        stream->capture_status = stream->graph ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
+        stream->capture_status =
+            stream->graph ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
         stream->capture_mode = mode;
         stream->capture_origin = 1;
         stream->capture_thread = thread_id();
@@ -201,8 +195,7 @@ static CUresult begin(CUstream handle, int per_thread, struct fg_graph *graph, i
     return result;
 }
 
-void fg_capture_join(struct fg_stream *stream, struct fg_graph *graph)
-{
+void fg_capture_join(struct fg_stream *stream, struct fg_graph *graph) {
     pthread_mutex_lock(&lock);
     if (stream->capture_status == CU_STREAM_CAPTURE_STATUS_NONE) {
         stream->graph = graph;
@@ -212,8 +205,7 @@ void fg_capture_join(struct fg_stream *stream, struct fg_graph *graph)
     pthread_mutex_unlock(&lock);
 }
 
-static CUresult end(CUstream handle, int per_thread, CUgraph *graph)
-{
+static CUresult end(CUstream handle, int per_thread, CUgraph *graph) {
     struct fg_stream *stream;
     CUresult result = resolve(handle, per_thread, &stream);
     if (result != CUDA_SUCCESS)
@@ -242,14 +234,18 @@ static CUresult end(CUstream handle, int per_thread, CUgraph *graph)
     return valid ? CUDA_SUCCESS : CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
 }
 
-FG_TWIN(cuStreamBeginCapture, cuStreamBeginCapture_ptsz, (CUstream stream), { return begin(stream, per_thread, NULL, CU_STREAM_CAPTURE_MODE_GLOBAL); })
-FG_TWIN(cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode), { return begin(stream, per_thread, NULL, mode); })
+FG_TWIN(cuStreamBeginCapture, cuStreamBeginCapture_ptsz, (CUstream stream),
+        { return begin(stream, per_thread, NULL, CU_STREAM_CAPTURE_MODE_GLOBAL); })
+FG_TWIN(cuStreamBeginCapture_v2, cuStreamBeginCapture_v2_ptsz, (CUstream stream, int mode),
+        { return begin(stream, per_thread, NULL, mode); })
 FG_TWIN(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph_ptsz,
-        (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const void *edges, size_t count, int mode), {
+        (CUstream stream, CUgraph graph, const CUgraphNode *nodes, const void *edges, size_t count, int mode),
+        {
             (void)nodes, (void)edges, (void)count;
             return fg_graph_known(graph) ? begin(stream, per_thread, graph, mode) : CUDA_ERROR_INVALID_VALUE;
         })
-FG_TWIN(cuStreamEndCapture, cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph), { return end(stream, per_thread, graph); })
+FG_TWIN(cuStreamEndCapture, cuStreamEndCapture_ptsz, (CUstream stream, CUgraph *graph),
+        { return end(stream, per_thread, graph); })
 
 FG_TWIN(cuStreamIsCapturing, cuStreamIsCapturing_ptsz, (CUstream handle, int *status), {
     struct fg_stream *stream;
@@ -263,8 +259,7 @@ FG_TWIN(cuStreamIsCapturing, cuStreamIsCapturing_ptsz, (CUstream handle, int *st
     return result;
 })
 
-static CUresult capture_info(CUstream handle, int per_thread, int *status, uint64_t *id, CUgraph *graph)
-{
+static CUresult capture_info(CUstream handle, int per_thread, int *status, uint64_t *id, CUgraph *graph) {
     struct fg_stream *stream;
     CUresult result = resolve(handle, per_thread, &stream);
     if (result != CUDA_SUCCESS)
@@ -282,7 +277,9 @@ static CUresult capture_info(CUstream handle, int per_thread, int *status, uint6
 FG_TWIN(cuStreamGetCaptureInfo, cuStreamGetCaptureInfo_ptsz, (CUstream stream, int *status, uint64_t *id),
         { return capture_info(stream, per_thread, status, id, NULL); })
 FG_TWIN(cuStreamGetCaptureInfo_v2, cuStreamGetCaptureInfo_v2_ptsz,
-        (CUstream stream, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **nodes, size_t *count), {
+        (CUstream stream, int *status, uint64_t *id, CUgraph *graph, const CUgraphNode **nodes,
+         size_t *count),
+        {
             if (nodes)
                 *nodes = NULL;
             if (count)
@@ -299,10 +296,11 @@ FG_FUNCTION(cuThreadExchangeStreamCaptureMode, (int *mode), {
     return CUDA_SUCCESS;
 })
 
-/* Streams ------------------------------------------------------------------------------------------------------------ */
+/* Streams
+ * ------------------------------------------------------------------------------------------------------------
+ */
 
-static CUresult create(CUstream *handle, unsigned flags, int priority)
-{
+static CUresult create(CUstream *handle, unsigned flags, int priority) {
     struct fg_context *context;
     CUresult result = fg_need_context(&context);
     if (result != CUDA_SUCCESS)
@@ -316,13 +314,14 @@ static CUresult create(CUstream *handle, unsigned flags, int priority)
 }
 
 FG_FUNCTION(cuStreamCreate, (CUstream * stream, unsigned flags), { return create(stream, flags, 0); })
-FG_FUNCTION(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority), { return create(stream, flags, priority); })
+FG_FUNCTION(cuStreamCreateWithPriority, (CUstream * stream, unsigned flags, int priority),
+            { return create(stream, flags, priority); })
 
-static CUresult destroy(CUstream stream)
-{
+static CUresult destroy(CUstream stream) {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
-    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD || stream->magic != STREAM_MAGIC)
+    if (!stream || stream == CU_STREAM_LEGACY || stream == CU_STREAM_PER_THREAD ||
+        stream->magic != STREAM_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&lock);
     captures -= stream->capture_status != CU_STREAM_CAPTURE_STATUS_NONE && stream->capture_origin;
@@ -336,8 +335,7 @@ FG_FUNCTION(cuStreamDestroy, (CUstream stream), { return destroy(stream); })
 FG_FUNCTION(cuStreamDestroy_v2, (CUstream stream), { return destroy(stream); })
 
 /* Capture forbids to wait for or to ask about a capturing stream. */
-static CUresult not_capturing(struct fg_stream *stream)
-{
+static CUresult not_capturing(struct fg_stream *stream) {
     struct fg_graph *graph;
     CUresult result = fg_stream_capture(stream, &graph);
     if (result != CUDA_SUCCESS || !graph)
@@ -346,13 +344,13 @@ static CUresult not_capturing(struct fg_stream *stream)
     return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-CUresult fg_stream_wait(struct fg_stream *stream)
-{
+CUresult fg_stream_wait(struct fg_stream *stream) {
     CUresult result = not_capturing(stream);
     uint32_t card = stream->context->card;
     if (result != CUDA_SUCCESS || fg_driver.zero_cost)
         return result;
-    fg_engine_wait(card, stream->legacy ? fg_engine_mark(card) : __atomic_load_n(&stream->mark, __ATOMIC_ACQUIRE));
+    fg_engine_wait(card,
+                   stream->legacy ? fg_engine_mark(card) : __atomic_load_n(&stream->mark, __ATOMIC_ACQUIRE));
     fg_pools_settle(card);
     return CUDA_SUCCESS;
 }

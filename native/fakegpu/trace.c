@@ -25,8 +25,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct rule rules[RULES];
 static int rule_count, log_fd = -1, settled;
 
-static int parse_fault(const char *text, struct rule *rule)
-{
+static int parse_fault(const char *text, struct rule *rule) {
     char nth[24] = "";
     if (sscanf(text, "%63[^:]:%23[^=]=%d", rule->name, nth, &rule->code) != 3)
         return 0;
@@ -34,13 +33,11 @@ static int parse_fault(const char *text, struct rule *rule)
     return strcmp(nth, "*") == 0 || rule->nth > 0;
 }
 
-static int parse_delay(const char *text, struct rule *rule)
-{
+static int parse_delay(const char *text, struct rule *rule) {
     return sscanf(text, "%63[^=]=%lu", rule->name, &rule->delay_us) == 2 && rule->delay_us <= 60000000;
 }
 
-static void read_rules(const char *state_path, const char *key, int (*parse)(const char *, struct rule *))
-{
+static void read_rules(const char *state_path, const char *key, int (*parse)(const char *, struct rule *)) {
     char list[2048], *save = NULL;
     if (!fg_config_get(state_path, key, list, sizeof list))
         return;
@@ -53,8 +50,7 @@ static void read_rules(const char *state_path, const char *key, int (*parse)(con
     }
 }
 
-static void settle(void)
-{
+static void settle(void) {
     char path[4096], log[4096];
     settled = 1;
     if (fg_config_state_path(path, sizeof path) != 0)
@@ -66,18 +62,17 @@ static void settle(void)
     __atomic_store_n(&fg_trace_on, rule_count > 0 || log_fd >= 0, __ATOMIC_RELAXED);
 }
 
-static void write_line(const char *name)
-{
+static void write_line(const char *name) {
     char line[160];
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    int n = snprintf(line, sizeof line, "%d %ld %lld %s\n", (int)getpid(), (long)syscall(SYS_gettid), (long long)t.tv_sec * 1000000000 + t.tv_nsec, name);
+    int n = snprintf(line, sizeof line, "%d %ld %lld %s\n", (int)getpid(), (long)syscall(SYS_gettid),
+                     (long long)t.tv_sec * 1000000000 + t.tv_nsec, name);
     if (n > 0 && write(log_fd, line, (size_t)n) < 0)
         log_fd = -1;
 }
 
-int fg_trace(const char *name)
-{
+int fg_trace(const char *name) {
     int code = 0;
     unsigned long delay = 0;
     pthread_mutex_lock(&lock);

@@ -1,7 +1,7 @@
 /*
- * What tests can see of and do to calls, per process: FAKEGPU_CALL_LOG=FILE (one line `pid tid ns name` a call),
- * FAKEGPU_FAULTS=name:n=code,... (the n-th call of name, n = * every call, returns code and does nothing) and
- * FAKEGPU_DELAY_US=name=us,... (sleep before the call).
+ * What tests can see of and do to calls, per process: FAKEGPU_CALL_LOG=FILE (one line `pid tid ns name` a
+ * call), FAKEGPU_FAULTS=name:n=code,... (the n-th call of name, n = * every call, returns code and does
+ * nothing) and FAKEGPU_DELAY_US=name=us,... (sleep before the call).
  */
 #ifndef FAKEGPU_TRACE_H
 #define FAKEGPU_TRACE_H
@@ -10,8 +10,7 @@
 extern int fg_trace_on;
 int fg_trace(const char *name);
 
-static inline int fg_enter(const char *name)
-{
+static inline int fg_enter(const char *name) {
     return __builtin_expect(__atomic_load_n(&fg_trace_on, __ATOMIC_RELAXED), 0) ? fg_trace(name) : 0;
 }
 

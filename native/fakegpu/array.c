@@ -1,0 +1,102 @@
+/* Arrays and mipmapped arrays: their memory is counted, their texels are not modelled. */
+#include "driver.h"
+
+#include <stdlib.h>
+
+enum { ARRAY_MAGIC = 0x41525231, LAYERED = 1, SPARSE = 0x40, DEFERRED = 0x80 };
+#define ARRAY_STEP ((uint64_t)64 << 10)
+
+struct fg_array {
+    uint32_t magic, card, levels;
+    uint64_t bytes;
+    CUDA_ARRAY3D_DESCRIPTOR shape;
+};
+
+static uint64_t texel_bytes(int format) {
+    switch (format) {
+    case 0x01:
+    case 0x08:
+        return 1;
+    case 0x02:
+    case 0x09:
+    case 0x10:
+        return 2;
+    case 0x03:
+    case 0x0a:
+    case 0x20:
+        return 4;
+    default:
+        return 0;
+    }
+}
+
+static uint64_t halved(uint64_t size, unsigned level) {
+    return size >> level ? size >> level : 1;
+}
+
+static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels) {
+    struct fg_context *context;
+    CUresult result = fg_need_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!out || !shape || shape->width == 0 || levels == 0 || levels > 32 ||
+        texel_bytes(shape->format) == 0 ||
+        (shape->num_channels != 1 && shape->num_channels != 2 && shape->num_channels != 4) ||
+        (shape->width | shape->height | shape->depth) > 1u << 20)
+        return CUDA_ERROR_INVALID_VALUE;
+    uint64_t bytes = 0;
+    for (unsigned level = 0; level < levels; level++) {
+        uint64_t depth =
+            shape->flags & LAYERED ? (shape->depth ? shape->depth : 1) : halved(shape->depth, level);
+        bytes += halved(shape->width, level) * halved(shape->height, level) * depth * shape->num_channels *
+                 texel_bytes(shape->format);
+    }
+    bytes = shape->flags & (SPARSE | DEFERRED) ? 0 : fg_round(bytes, ARRAY_STEP);
+    struct fg_array *array = calloc(1, sizeof *array);
+    if (!array || bytes > INT64_MAX / 2 ||
+        fg_account(context->card, FG_DATA, (int64_t)bytes, (int64_t)bytes) != 0) {
+        free(array);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    *array = (struct fg_array){
+        .magic = ARRAY_MAGIC, .card = context->card, .levels = levels, .bytes = bytes, .shape = *shape};
+    *out = array;
+    return CUDA_SUCCESS;
+}
+
+static CUresult destroy(CUarray array) {
+    if (!fg_driver.initialized)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!array || array->magic != ARRAY_MAGIC)
+        return CUDA_ERROR_INVALID_HANDLE;
+    array->magic = 0;
+    fg_account(array->card, FG_DATA, -(int64_t)array->bytes, -(int64_t)array->bytes);
+    free(array);
+    return CUDA_SUCCESS;
+}
+
+FG_FUNCTION(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *shape), {
+    if (!shape)
+        return CUDA_ERROR_INVALID_VALUE;
+    const CUDA_ARRAY3D_DESCRIPTOR full = {.width = shape->width,
+                                          .height = shape->height,
+                                          .format = shape->format,
+                                          .num_channels = shape->num_channels};
+    return create(array, &full, 1);
+})
+FG_FUNCTION(cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape),
+            { return create(array, shape, 1); })
+FG_FUNCTION(cuMipmappedArrayCreate,
+            (CUmipmappedArray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels),
+            { return create(array, shape, levels); })
+FG_FUNCTION(cuArrayDestroy, (CUarray array), { return destroy(array); })
+FG_FUNCTION(cuMipmappedArrayDestroy, (CUmipmappedArray array), { return destroy(array); })
+
+FG_FUNCTION(cuArray3DGetDescriptor_v2, (CUDA_ARRAY3D_DESCRIPTOR * shape, CUarray array), {
+    if (!shape)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!array || array->magic != ARRAY_MAGIC)
+        return CUDA_ERROR_INVALID_HANDLE;
+    *shape = array->shape;
+    return CUDA_SUCCESS;
+})
