@@ -66,14 +66,18 @@ class Extender:
         self._max_body_bytes = max_body_bytes
         self._clock = clock
         self._warned_of_nodes = False
+        self.in_flight = 0
 
     async def filter(self, body: bytes) -> bytes:
         """Answer a filter request; with full nodes it is a dry run."""
-        with self._timings.filter.measure():
-            try:
+        self.in_flight += 1
+        try:
+            with self._timings.filter.measure():
                 return await self._filter(body, simulate=False)
-            except ObjectError as error:
-                return encode_filter_result(ExtenderFilterResult(error=str(error)))
+        except ObjectError as error:
+            return encode_filter_result(ExtenderFilterResult(error=str(error)))
+        finally:
+            self.in_flight -= 1
 
     async def simulate(self, body: bytes) -> bytes:
         """Dry run by its own route: the same bodies; names without nodes are refused."""
@@ -215,9 +219,8 @@ _items_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 
 def _members(data: bytes | msgspec.Raw, max_bytes: int) -> dict[str, msgspec.Raw]:
     """Members of a JSON object by lower-case name, without nulls; the last of equal names wins."""
-    size = len(memoryview(data))
-    if size > max_bytes:
-        raise ObjectError(f"the request has {size} bytes, at most {max_bytes} are read")
+    if len(memoryview(data)) > max_bytes:
+        raise ObjectError(f"the request is longer than {max_bytes} bytes")
     try:
         members = _members_decoder.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -1,0 +1,66 @@
+"""The routes of the scheduler's listeners and what each does with its bytes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+
+from hami.protocol.admission import decode_review, encode_review
+from hami.protocol.errors import ObjectError
+from hami.protocol.extender import ExtenderFilterResult, encode_binding_result, encode_filter_result
+from hami.scheduler.extender import Extender
+from hami.scheduler.metrics import Metrics
+from hami.scheduler.server import Application, Post, Stream, empty
+from hami.scheduler.webhook import Webhook
+
+log = logging.getLogger(__name__)
+
+
+def scheduler_routes(
+    extender: Extender, webhook: Webhook, gets: Mapping[str, Stream], max_body_bytes: int
+) -> Application:
+    """`/filter`, `/bind`, `/simulate`, `/webhook`, `/healthz`, `/readyz` and the further ``gets``."""
+    return Application(
+        {
+            "/filter": _verb(
+                extender.filter, lambda text: encode_filter_result(ExtenderFilterResult(error=text))
+            ),
+            "/simulate": _verb(
+                extender.simulate, lambda text: encode_filter_result(ExtenderFilterResult(error=text))
+            ),
+            "/bind": _verb(extender.bind, encode_binding_result),
+            "/webhook": _review(webhook, max_body_bytes),
+        },
+        {"/healthz": empty, "/readyz": empty, **gets},
+        max_body_bytes,
+    )
+
+
+def metrics_routes(metrics: Metrics) -> Application:
+    """`/metrics`."""
+    return Application({}, {"/metrics": metrics.chunks}, 0)
+
+
+def _verb(handle: Callable[[bytes], Awaitable[bytes]], error_body: Callable[[str], bytes]) -> Post:
+    """An extender verb: kube-scheduler reads only bodies of status 200, so even a bug of ours becomes an
+    `Error`."""
+
+    async def post(body: bytes) -> tuple[int, bytes]:
+        try:
+            return 200, await handle(body)
+        except Exception as error:
+            log.exception("extender.failed")
+            return 200, error_body(f"internal error: {type(error).__name__}")
+
+    return post
+
+
+def _review(webhook: Webhook, max_body_bytes: int) -> Post:
+    async def post(body: bytes) -> tuple[int, bytes]:
+        try:
+            request = decode_review(body, max_body_bytes)
+        except ObjectError as error:
+            return 400, encode_binding_result(str(error))
+        return 200, encode_review(request.uid, webhook.review(request), request.api_version)
+
+    return post
