@@ -41,6 +41,15 @@ static uint64_t pass(const struct vg_space *space, int device, uint64_t *undecid
     return sum;
 }
 
+/* Orders the own addition before the reads that follow. On x86-64 the locked add has done so already. */
+static inline void full_fence(void) {
+#if defined(__x86_64__)
+    atomic_signal_fence(memory_order_seq_cst);
+#else
+    atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
 static void withdraw(struct vg_space *space, int device, uint64_t size) {
     atomic_fetch_sub_explicit(own_total(space, device), size + 1, memory_order_release);
 }
@@ -51,7 +60,7 @@ static void decide(struct vg_space *space, int device) {
 
 static void attempt(struct vg_space *space, int device, uint64_t size) {
     atomic_fetch_add(own_total(space, device), size + 1);
-    atomic_thread_fence(memory_order_seq_cst);
+    full_fence();
 }
 
 static void raise_peak(struct vg_space *space, int device, uint64_t usage) {
@@ -184,7 +193,7 @@ bool vg_admit(struct vg_space *space, int device, uint64_t size, uint64_t limit,
     if (atomic_load_explicit(slow, memory_order_acquire) != 0)
         return admit_slow(space, device, size, limit, settle);
     uint64_t before = atomic_fetch_add(own_total(space, device), size + 1), undecided;
-    atomic_thread_fence(memory_order_seq_cst);
+    full_fence();
     if ((before & VG_ATTEMPT_MASK) < TOO_MANY_ATTEMPTS && atomic_load(slow) == 0 &&
         pass(space, device, &undecided) <= limit) {
         decide(space, device);

@@ -225,16 +225,22 @@ static _Atomic uint64_t *kind_word(struct vg_usage *used, enum vg_kind kind) {
     return kind == VG_KIND_CONTEXT ? &used->context : kind == VG_KIND_MODULE ? &used->module : &used->data;
 }
 
+/* Even, and it grows; that two threads may write the same next value does no harm. */
+static void bump(struct vg_slot *slot) {
+    uint64_t value = atomic_load_explicit(&slot->seqlock, memory_order_relaxed);
+    atomic_store_explicit(&slot->seqlock, (value + 2) & ~(uint64_t)1, memory_order_release);
+}
+
 void vg_slot_add(struct vg_space *space, int device, enum vg_kind kind, uint64_t bytes) {
     struct vg_usage *used = &space->own->used[device];
     atomic_fetch_add_explicit(kind_word(used, kind), bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&used->total, bytes, memory_order_release);
-    atomic_fetch_add_explicit(&space->own->seqlock, 2, memory_order_relaxed);
+    bump(space->own);
 }
 
 void vg_slot_subtract(struct vg_space *space, int device, enum vg_kind kind, uint64_t bytes) {
     struct vg_usage *used = &space->own->used[device];
     atomic_fetch_sub_explicit(&used->total, bytes, memory_order_relaxed);
     atomic_fetch_sub_explicit(kind_word(used, kind), bytes, memory_order_release);
-    atomic_fetch_add_explicit(&space->own->seqlock, 2, memory_order_relaxed);
+    bump(space->own);
 }

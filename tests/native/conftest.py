@@ -1,0 +1,42 @@
+"""Fixtures of the native tests: the built libraries, and containers on a simulated driver of their own.
+
+The build directory is ``HAMI_NATIVE_BUILD`` or ``build/native``; ``make native`` makes it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from vgpu_harness import NativeBuild, Node  # noqa: E402
+
+ROOT = HERE.parents[1]
+
+
+@pytest.fixture(scope="session")
+def native() -> NativeBuild:
+    """The build; a missing one is an error, never a skipped test."""
+    build = NativeBuild(Path(os.environ.get("HAMI_NATIVE_BUILD", str(ROOT / "build" / "native"))).resolve())
+    needed = (build.libvgpu, build.driver / "libcuda.so.1", build.driver / "libnvidia-ml.so.1")
+    missing = [str(path) for path in needed if not path.is_file()]
+    if missing:
+        pytest.fail(
+            f"not built: {', '.join(missing)}; run make native (or set HAMI_NATIVE_BUILD)", pytrace=False
+        )
+    return build
+
+
+@pytest.fixture
+def node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
+    """A node with one card of 16 GiB and no context overhead."""
+    preload = os.environ.get("HAMI_NATIVE_PRELOAD", "")
+    made = Node(native, tmp_path, {"FAKEGPU_MEMORY_MIB": "16384"}, preload=[preload] if preload else [])
+    yield made
+    made.close()
