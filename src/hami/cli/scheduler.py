@@ -135,10 +135,17 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
 )
 @click.option("--kube-timeout", type=int, default=0, show_default=True, help="Seconds per request; 0: 30.")
 @_bool_flag("profiling", "false", "Serve /debug/pprof/.")
-@click.option("--node-lock-timeout", type=_duration, default=None, help="Age of a stale node lock (5m).")
+@click.option(
+    "--node-lock-timeout",
+    type=_duration,
+    metavar="DURATION",
+    default=None,
+    help="Age of a stale node lock (5m).",
+)
 @click.option(
     "--node-lock-retry-timeout",
     type=_duration,
+    metavar="DURATION",
     default="28s",
     show_default=True,
     help="How long members of a pod group wait for a locked node; 0: not at all.",
@@ -150,7 +157,12 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
 @_bool_flag("legacy-metrics", "false", "Also export the metric names of before 2.10.")
 @click.option("--device-config-file", default="", help="Device configuration (required).")
 @click.option(
-    "--reservation-timeout", type=_duration, default="15m", show_default=True, help="For pods never bound."
+    "--reservation-timeout",
+    type=_duration,
+    metavar="DURATION",
+    default="15m",
+    show_default=True,
+    help="For pods never bound.",
 )
 @click.option(
     "--admission-privileged",
@@ -165,7 +177,9 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
 @_bool_flag("debug", "false", "Accepted, no effect.")
 @_bool_flag("enable-ascend", "false", "Schedule Ascend devices.")
 @_bool_flag("enable-iluvatar", "false", "Schedule Iluvatar devices.")
-@click.option("-v", "--v", "verbosity", type=_level, default="0", help="Log level; 4 and more: debug.")
+@click.option(
+    "-v", "--v", "verbosity", type=_level, metavar="N", default="0", help="Log level; 4 and more: debug."
+)
 @_ignored(_KLOG)
 @_ignored(_LEGACY)
 @click.pass_context

@@ -8,7 +8,7 @@ import logging
 import signal
 from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +74,7 @@ class Scheduler:
     extender: Extender
     webhook: Webhook
     metrics: Metrics
+    ports: dict[str, int] = field(default_factory=dict)  # listener -> port, once it listens
 
     @classmethod
     def build(
@@ -137,6 +138,7 @@ class Scheduler:
         with ExitStack() as stack:
             main = stack.enter_context(listen(settings.http_bind))
             metrics = stack.enter_context(listen(settings.metrics_bind_address))
+            self.ports = {"extender": main.getsockname()[1], "metrics": metrics.getsockname()[1]}
             tls = None
             if settings.cert_file is not None and settings.key_file is not None:
                 tls = ReloadingTls(settings.cert_file, settings.key_file)
