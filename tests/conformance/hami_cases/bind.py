@@ -48,9 +48,9 @@ class Bind:
             "error": expected["error"],
             "events": expected["events"],
             "locks_after": expected["locks_after"],
-            "writes": _recorded_writes(expected["actions"]),
+            "writes": expected["writes"] if "writes" in expected else _recorded_writes(expected["actions"]),
         }
-        if _failed_before_writing(wanted):
+        if "actions" in expected and _failed_before_writing(wanted):
             # HAMi releases a lock without owner after any failed attempt, ours only what it wrote (row 29).
             wanted["writes"] = []
             wanted["locks_after"] = _locks(_node_annotations(case))

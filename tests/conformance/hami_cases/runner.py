@@ -68,22 +68,26 @@ def judge_all(cases: Iterable[Case]) -> Iterator[Result]:
 
 def judge(case: Case) -> Result:
     """One case; one marked ``ours`` passes with the record or with our own expectation, else stays open."""
-    reason = built.missing(case)
-    if reason:
-        return Result(case, Verdict.SKIPPED, reason)
-    group = GROUPS[case.group]
-    marked = bool(case.ours or case.maybe_ours)
     try:
-        got = group.run(case)
+        return _judge(case)
     except Exception as error:  # a crash of our code is a failed case, not the end of the run
         place = traceback.extract_tb(error.__traceback__)[-1]
         why = f"{type(error).__name__}: {error} ({place.name}, line {place.lineno} of {place.filename})"
         return Result(case, Verdict.FAILED, why)
+
+
+def _judge(case: Case) -> Result:
+    reason = built.missing(case)
+    if reason:
+        return Result(case, Verdict.SKIPPED, reason)
+    group = GROUPS[case.group]
+    got = group.run(case)
     answers = [*case.answers, *ours.expectations(case)]
     differences = [group.compare(answer, got, case) for answer in answers if not _is_crash(answer)]
     if any(not found for found in differences):
         return Result(case, Verdict.PASSED)
     why = differences[-1] if differences else "HAMi crashes here and no expectation of ours is written down"
+    marked = bool(case.ours or case.maybe_ours)
     return Result(case, Verdict.UNDECIDED if marked else Verdict.FAILED, why, got)
 
 

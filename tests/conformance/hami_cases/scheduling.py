@@ -100,7 +100,7 @@ class Filter:
             return _compare_dry_run(expected, got)
         if case.input.get("patch_fails"):
             # Our /filter writes nothing, so nothing can fail: the decision is the recorded one (row 24).
-            return difference(expected["patch"], got.get("patch"), "patch")
+            return difference(expected.get("patch"), got.get("patch"), "patch")
         return difference(_padded(expected, case), got)
 
 
@@ -203,14 +203,15 @@ class Accounting:
                 nodes[step["node"]["metadata"]["name"]] = step["node"]
                 state.upsert_node(node_view(step["node"]), NOW)
             case "node-delete":
-                name = _name_of(step["node"])
+                name = _name_of(step.get("node", step.get("name")))
                 nodes.pop(name, None)
                 state.delete_node(name)
             case "quota-add":
                 state.upsert_quota(quota_view(step["quota"]))
             case "quota-delete":
-                quota = quota_view(step["quota"])
-                state.delete_quota(quota.namespace, quota.name)
+                quota = step["quota"]
+                meta = quota.get("metadata", quota) if isinstance(quota, dict) else {**step, "name": quota}
+                state.delete_quota(meta["namespace"], meta["name"])
             case other:
                 raise ValueError(f"unknown step {other!r}")
         return {}
