@@ -10,6 +10,7 @@ import click
 _COMMANDS: dict[str, str] = {
     "scheduler": "hami.cli.scheduler",
     "device-plugin": "hami.cli.device_plugin",
+    "monitor": "hami.cli.monitor",
 }
 
 

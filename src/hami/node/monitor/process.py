@@ -1,0 +1,128 @@
+"""Puts the monitor process together: pod watch, NVML, tick, HTTP, signals."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import platform
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version as package_version
+
+from hami.kube.client import Client, Limits
+from hami.kube.config import load_config
+from hami.kube.informer import Informer
+from hami.kube.operations import Selection, list_pages
+from hami.kube.resources import PODS
+from hami.node.monitor.garbage import Garbage
+from hami.node.monitor.hostgpu import HostReader
+from hami.node.monitor.pods import PodInfo, pod_info
+from hami.node.monitor.series import SeriesBook
+from hami.node.monitor.server import Application, MetricsServer, listen
+from hami.node.monitor.service import Monitor, MonitorOptions, cancel_and_wait
+from hami.node.monitor.tracker import Tracker
+from hami.node.nvml import NvmlSession
+
+MIG_LOCK = "/tmp/hami/hami-mig-apply.lock"  # noqa: S108 - WIRE with the device plugin; only looked at
+USER_AGENT = "hami-monitor"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """Everything the command line and the environment say. ``hook`` is HOOK_PATH as the monitor has it."""
+
+    options: MonitorOptions
+    address: str
+    hook: str
+    host_root: str
+    nvml_library: str
+    kube_qps: float
+    kube_burst: int
+
+
+class _Ignore:
+    """The informer keeps the pods; nobody needs the single changes."""
+
+    def on_add(self, obj: PodInfo, /) -> None:
+        pass
+
+    def on_update(self, old: PodInfo, new: PodInfo, /) -> None:
+        pass
+
+    def on_delete(self, obj: PodInfo, /) -> None:
+        pass
+
+
+class PodWatch:
+    """The pods of one node, followed."""
+
+    def __init__(self, client: Client, node: str) -> None:
+        self._client = client
+        self._selection = Selection(field_selector=f"spec.nodeName={node}")
+        self.informer: Informer[PodInfo] = Informer(client, PODS, pod_info, _Ignore(), self._selection)
+
+    @property
+    def synced(self) -> bool:
+        return self.informer.synced.is_set()
+
+    def by_uid(self) -> Mapping[str, PodInfo]:
+        return {pod.uid: pod for pod in self.informer.values()}
+
+    async def list_uids(self) -> set[str]:
+        """UIDs of a quorum read made now."""
+        found: set[str] = set()
+        async for page in list_pages(self._client, PODS, self._selection):
+            found |= {pod_info(item).uid for item in page.items}
+        return found
+
+
+async def run_monitor(config: ProcessConfig) -> None:
+    """Run until SIGINT or SIGTERM. Raises :class:`hami.protocol.errors.HamiError` when it cannot start."""
+    listener = listen(config.address)
+    base = f"{config.host_root}{config.hook}"
+    log.info("monitor.start", extra={"containers": f"{base}/containers", "node": config.options.node})
+    limits = Limits(qps=config.kube_qps, burst=config.kube_burst)
+    async with Client(load_config(), limits, user_agent=USER_AGENT) as client:
+        pods = PodWatch(client, config.options.node)
+        nvml = NvmlSession(config.nvml_library)
+        monitor = Monitor(
+            config.options,
+            Tracker(f"{base}/containers"),
+            HostReader(nvml, f"{config.host_root}{MIG_LOCK}"),
+            Garbage(f"{base}/containers", f"{base}/limits"),
+            pods,
+            pods.list_uids,
+            add_build_info,
+        )
+        server = MetricsServer(Application(monitor), listener)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, server.stop)
+        watching = asyncio.create_task(pods.informer.run())
+        ticking = asyncio.create_task(monitor.run())
+        try:
+            await server.run()
+        finally:
+            await cancel_and_wait(ticking)
+            await cancel_and_wait(watching)
+            await asyncio.to_thread(nvml.close)
+
+
+def add_build_info(book: SeriesBook) -> None:
+    """``hami_build_info`` with HAMi's label names; what is not known is ``unknown``."""
+    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    book.plain(
+        "hami_build_info",
+        {
+            "version": f"v{package_version('hami')}",
+            "revision": "unknown",
+            "build_date": "unknown",
+            "go_version": f"python{platform.python_version()}",
+            "compiler": platform.python_implementation().lower(),
+            "platform": f"{platform.system().lower()}/{machine}",
+        },
+        1,
+    )

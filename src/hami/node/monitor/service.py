@@ -1,0 +1,285 @@
+"""The monitor's 5 s tick and what a scrape returns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from prometheus_client.core import Metric
+
+from hami.kube.errors import KubeError
+from hami.node.errors import UnsafePathError
+from hami.node.monitor.feedback import Activity, Verdict, judge
+from hami.node.monitor.files import CacheDirectory, Writes
+from hami.node.monitor.garbage import Garbage, StaleList, belongs_to_pod, has_live_process, still_unknown
+from hami.node.monitor.hostgpu import HostReader
+from hami.node.monitor.pods import PodInfo
+from hami.node.monitor.region import Region
+from hami.node.monitor.series import (
+    ContainerSample,
+    SelfState,
+    SeriesBook,
+    add_container,
+    add_host,
+    add_self,
+)
+from hami.node.monitor.tracker import Sweep, Tracker
+from hami.protocol.errors import ProtocolError
+
+TICK_S: Final = 5.0
+LATE_S: Final = 60.0
+SIZES_EVERY_S: Final = 60.0
+_MAX_SEEN: Final = 10_000
+_MAX_PID_CHECKS: Final = 64
+
+log = logging.getLogger(__name__)
+
+Writer = Callable[[SeriesBook], None]
+"""Adds series that belong to the process, such as its version."""
+
+
+class Pods(Protocol):
+    """The pods of this node as the watch sees them."""
+
+    @property
+    def synced(self) -> bool:
+        """Whether the first list is complete."""
+        ...
+
+    def by_uid(self) -> Mapping[str, PodInfo]:
+        """All pods by UID."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MonitorOptions:
+    """What the command line and the environment say."""
+
+    node: str
+    grace_s: float = 300.0
+    legacy: bool = False
+    emit_allocated: bool = True
+    activity_from_last_kernel: bool = True
+    tick_s: float = TICK_S
+    proc: str = "/proc"
+
+
+class Monitor:
+    """Everything of one monitor process but its sockets."""
+
+    def __init__(
+        self,
+        options: MonitorOptions,
+        tracker: Tracker,
+        host: HostReader,
+        garbage: Garbage,
+        pods: Pods,
+        list_uids: Callable[[], Awaitable[set[str]]],
+        extra_series: Writer,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._options = options
+        self._tracker = tracker
+        self._host = host
+        self._garbage = garbage
+        self._pods = pods
+        self._list_uids = list_uids
+        self._extra_series = extra_series
+        self._clock = clock
+        self._stale = StaleList(options.grace_s)
+        self._verdicts: dict[str, Verdict] = {}
+        self._sizes: dict[str, int] = {}
+        self._sizes_at = float("-inf")
+        self._errors: Counter[str] = Counter()
+        self._removed = 0
+        self._duplicates = 0
+        self._foreign: set[tuple[str, int]] = set()
+        self._foreign_total = 0
+        self._last_update = 0.0
+        self._started = clock()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the tick has run in the last 60 s."""
+        return self._clock() - max(self._last_update, self._started) <= LATE_S
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the pods are known."""
+        return self._pods.synced
+
+    async def run(self) -> None:
+        """Tick until cancelled; then unblock the containers that we blocked."""
+        try:
+            while True:
+                try:
+                    await self.tick()
+                except (OSError, UnsafePathError, KubeError, ProtocolError) as error:
+                    log.warning("tick.failed", extra={"cause": str(error)})
+                await asyncio.sleep(self._options.tick_s)
+        finally:
+            blocked = {
+                name: Writes(recent_kernel=0) for name, verdict in self._verdicts.items() if verdict.blocked
+            }
+            if blocked:
+                self._tracker.write(blocked)
+
+    async def tick(self) -> None:
+        """Read all regions, run the feedback rules, look for directories that are to be removed."""
+        now = self._clock()
+        sweep = await asyncio.to_thread(self._tracker.sweep)
+        self._errors.update(sweep.errors)
+        await asyncio.to_thread(self._check_host_pids, sweep)
+        if not self._host.paused:
+            await self._feed_back(sweep, now)
+        if now - self._sizes_at >= SIZES_EVERY_S:
+            self._sizes = await asyncio.to_thread(self._tracker.sizes)
+            self._sizes_at = now
+        self._last_update = self._clock()
+        await self._collect_garbage(sweep, now)
+
+    async def collect(self) -> tuple[Metric, ...]:
+        """All series now; the regions and NVML are read live, in threads."""
+        sweep, host = await asyncio.gather(
+            asyncio.to_thread(self._tracker.sweep), asyncio.to_thread(self._host.read)
+        )
+        now = self._clock()
+        book = SeriesBook()
+        add_host(book, self._options.node, host, self._options.legacy)
+        for sample in self._samples(sweep):
+            add_container(
+                book,
+                sample,
+                now,
+                emit_allocated=self._options.emit_allocated,
+                legacy=self._options.legacy,
+            )
+        self._extra_series(book)
+        self._duplicates += book.duplicates
+        book.duplicates = 0
+        tracked = sum(region is not None for region in sweep.regions.values())
+        add_self(
+            book,
+            SelfState(
+                self._last_update,
+                tracked,
+                host.paused,
+                dict(self._errors),
+                self._removed,
+                self._duplicates,
+                self._foreign_total,
+            ),
+        )
+        return book.metrics
+
+    def _samples(self, sweep: Sweep) -> list[ContainerSample]:
+        """One sample per container of a live pod that has a directory or an allocation."""
+        found = {
+            (directory.pod_uid, directory.container): (directory, region)
+            for directory, region in sweep.regions.items()
+        }
+        samples: list[ContainerSample] = []
+        for uid, pod in sorted(self._pods.by_uid().items()):
+            if pod.finished:
+                continue
+            for container, allocated in pod.containers:
+                directory, region = found.get((uid, container), (None, None))
+                if directory is None and not allocated:
+                    continue
+                verdict = self._verdicts.get(directory.name) if directory else None
+                samples.append(
+                    ContainerSample(
+                        pod.namespace,
+                        pod.name,
+                        container,
+                        allocated,
+                        region,
+                        verdict.blocked if verdict else None,
+                        verdict.enforced if verdict else None,
+                        self._sizes.get(directory.name) if directory else None,
+                    )
+                )
+        return samples
+
+    async def _feed_back(self, sweep: Sweep, now: float) -> None:
+        known = self._known_regions(sweep)
+        activities = {
+            directory.name: Activity(
+                region.all_uuids,
+                region.recent_kernel,
+                region.utilization_switch,
+                region.priority,
+                region.last_kernel,
+            )
+            for directory, region in known.items()
+        }
+        self._verdicts = judge(activities, now, self._options.activity_from_last_kernel)
+        writes = {
+            directory.name: _writes(region, self._verdicts[directory.name], now)
+            for directory, region in known.items()
+        }
+        await asyncio.to_thread(self._tracker.write, writes)
+
+    def _known_regions(self, sweep: Sweep) -> dict[CacheDirectory, Region]:
+        uids = self._pods.by_uid().keys()
+        return {
+            directory: region
+            for directory, region in sweep.regions.items()
+            if region is not None and directory.pod_uid in uids
+        }
+
+    def _check_host_pids(self, sweep: Sweep) -> None:
+        """Count host PIDs that do not belong to their pod, each once."""
+        for directory, region in sweep.regions.items():
+            for pid in region.host_pids[:_MAX_PID_CHECKS] if region else ():
+                claim = (directory.name, pid)
+                if claim not in self._foreign and not belongs_to_pod(
+                    pid, directory.pod_uid, self._options.proc
+                ):
+                    self._foreign_total += 1
+                    if len(self._foreign) < _MAX_SEEN:
+                        self._foreign.add(claim)
+
+    async def _collect_garbage(self, sweep: Sweep, now: float) -> None:
+        if not self._pods.synced:
+            return
+        known = self._pods.by_uid().keys()
+        mtimes = await asyncio.to_thread(self._garbage.mtimes)
+        unknown = {name: mtime for name, mtime in mtimes.items() if name.partition("_")[0] not in known}
+        candidates = self._stale.candidates(unknown, now)
+        if not candidates:
+            return
+        confirmed = still_unknown(candidates, await self._list_uids())
+        regions = {directory.name: region for directory, region in sweep.regions.items()}
+        for name in confirmed:
+            uid = name.partition("_")[0]
+            if await asyncio.to_thread(has_live_process, regions.get(name), uid, self._options.proc):
+                continue
+            try:
+                await asyncio.to_thread(self._garbage.remove, name)
+            except (OSError, UnsafePathError) as error:
+                log.warning("garbage.failed", extra={"directory": name, "cause": str(error)})
+                continue
+            self._removed += 1
+            log.info("garbage.removed", extra={"directory": name})
+
+
+def _writes(region: Region, verdict: Verdict, now: float) -> Writes:
+    return Writes(
+        verdict.recent_kernel if verdict.recent_kernel != region.recent_kernel else None,
+        verdict.utilization_switch if verdict.utilization_switch != region.utilization_switch else None,
+        int(now) if region.has_extension else None,
+    )
+
+
+async def cancel_and_wait(task: asyncio.Task[None]) -> None:
+    """End a task and swallow its cancellation."""
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
