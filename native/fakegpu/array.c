@@ -10,7 +10,12 @@ struct fg_array {
     uint32_t magic, card, levels;
     uint64_t bytes;
     CUDA_ARRAY3D_DESCRIPTOR shape;
+    struct fg_context *context;
+    struct fg_array *next;
 };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct fg_array *all;
 
 static uint64_t texel_bytes(int format) {
     switch (format) {
@@ -60,8 +65,40 @@ static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsig
     }
     *array = (struct fg_array){
         .magic = ARRAY_MAGIC, .card = context->card, .levels = levels, .bytes = bytes, .shape = *shape};
+    array->context = context;
+    pthread_mutex_lock(&lock);
+    array->next = all;
+    all = array;
+    pthread_mutex_unlock(&lock);
     *out = array;
     return CUDA_SUCCESS;
+}
+
+/* Under the lock. */
+static void discard(struct fg_array *array) {
+    for (struct fg_array **link = &all; *link; link = &(*link)->next)
+        if (*link == array) {
+            *link = array->next;
+            break;
+        }
+    array->magic = 0;
+    fg_account(array->card, FG_DATA, -(int64_t)array->bytes, -(int64_t)array->bytes);
+    free(array);
+}
+
+void fg_arrays_drop_context(struct fg_context *context) {
+    pthread_mutex_lock(&lock);
+    for (struct fg_array *array = all, *next; array; array = next) {
+        next = array->next;
+        if (array->context == context)
+            discard(array);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void fg_arrays_forget(void) {
+    pthread_mutex_init(&lock, NULL);
+    all = NULL;
 }
 
 static CUresult destroy(CUarray array) {
@@ -69,9 +106,9 @@ static CUresult destroy(CUarray array) {
         return CUDA_ERROR_NOT_INITIALIZED;
     if (!array || array->magic != ARRAY_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
-    array->magic = 0;
-    fg_account(array->card, FG_DATA, -(int64_t)array->bytes, -(int64_t)array->bytes);
-    free(array);
+    pthread_mutex_lock(&lock);
+    discard(array);
+    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 

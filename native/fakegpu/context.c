@@ -23,7 +23,21 @@ static void forget_in_child(void) {
     depth = 0;
     fg_heap_forget();
     fg_pools_forget();
+    fg_streams_forget();
+    fg_events_forget();
+    fg_modules_forget();
+    fg_arrays_forget();
+    fg_vmm_forget();
+    fg_trace_forget();
     fg_forget_slot();
+}
+
+uint32_t fg_cuda_version(void) {
+    static uint32_t known;
+    if (!known && fg_open() == 0)
+        known = (uint32_t)fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990,
+                                           fg.shared->driver_version);
+    return known;
 }
 
 static CUresult start(void) {
@@ -33,8 +47,7 @@ static CUresult start(void) {
     fg_driver.count = fg_cuda_devices(fg.shared, fg.visible, fg.visible_count, fg_driver.card);
     if (fg_driver.count == 0)
         return CUDA_ERROR_NO_DEVICE;
-    fg_driver.version =
-        (uint32_t)fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990, fg.shared->driver_version);
+    fg_driver.version = fg_cuda_version();
     fg_driver.zero_cost = (int)fg_config_number(fg.path, "FAKEGPU_ZERO_COST", 0, 1, 0);
     if (!registered)
         pthread_atfork(NULL, NULL, forget_in_child);
@@ -104,7 +117,10 @@ static void deactivate(struct fg_context *context) {
     int64_t size = (int64_t)fg.shared->context_bytes;
     fg_engine_wait(context->card, fg_engine_mark(context->card));
     fg_streams_drop_context(context);
+    fg_modules_drop_context(context);
+    fg_arrays_drop_context(context);
     fg_heap_drop_context(context);
+    fg_pools_release(context->card);
     context->alive = 0;
     context->retained = 0;
     fg_account(context->card, FG_CONTEXT, -size, -size);

@@ -38,9 +38,7 @@ static int usage(void) {
     return 2;
 }
 
-/* serve
- * ----------------------------------------------------------------------------------------------------------------
- */
+/* --- serve --- */
 
 static int listen_here(void) {
     int directory = open(fg.path, O_PATH | O_DIRECTORY | O_CLOEXEC);
@@ -106,9 +104,7 @@ static int serve(void) {
     return 0;
 }
 
-/* stat
- * -----------------------------------------------------------------------------------------------------------------
- */
+/* --- stat --- */
 
 static void print_text(const char *text) {
     putchar('"');
@@ -199,9 +195,7 @@ static int print_state(void) {
     return 0;
 }
 
-/* xid, set
- * -------------------------------------------------------------------------------------------------------------
- */
+/* --- xid, set --- */
 
 /* The card of an argument; NULL after saying what is wrong. */
 static struct fg_device *card_argument(const char *text) {

@@ -13,13 +13,8 @@ static struct fg_device *card_of(CUdevice device) {
 FG_FUNCTION(cuDriverGetVersion, (int *version), {
     if (!version)
         return CUDA_ERROR_INVALID_VALUE;
-    if (!fg_driver.version && fg_open() != 0)
-        return CUDA_ERROR_OPERATING_SYSTEM;
-    uint32_t shared = fg.shared->driver_version;
-    *version =
-        (int)(fg_driver.version ? fg_driver.version
-                                : fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990, shared));
-    return CUDA_SUCCESS;
+    *version = (int)fg_cuda_version();
+    return *version ? CUDA_SUCCESS : CUDA_ERROR_OPERATING_SYSTEM;
 })
 
 FG_FUNCTION(cuDeviceGetCount, (int *count), {

@@ -99,6 +99,19 @@ int fg_heap_covers(uintptr_t address, size_t size);
 void fg_heap_drop_context(struct fg_context *context);
 void fg_heap_forget(void);
 
+/* What each file does when a context ends, and in a forked child (locks may be held by threads that do not
+ * exist there). */
+void fg_modules_drop_context(struct fg_context *context);
+void fg_arrays_drop_context(struct fg_context *context);
+void fg_pools_release(uint32_t card);
+void fg_streams_forget(void);
+void fg_events_forget(void);
+void fg_modules_forget(void);
+void fg_arrays_forget(void);
+void fg_vmm_forget(void);
+/* CUDA version of the driver for this process. 0 if the state cannot be opened. */
+uint32_t fg_cuda_version(void);
+
 /* pool.c */
 CUresult fg_pool_take(struct fg_pool *pool, uint64_t units);
 void fg_pool_give(struct fg_pool *pool, uint64_t units);

@@ -47,6 +47,11 @@ static void settle_all(void) {
     pthread_mutex_unlock(&lock);
 }
 
+void fg_events_forget(void) {
+    pthread_mutex_init(&lock, NULL);
+    pending = NULL;
+}
+
 static int known(const struct fg_event *event) {
     return event && event->magic == EVENT_MAGIC;
 }

@@ -278,8 +278,7 @@ static struct fg_block *victims;
 static void collect_victim(const void *node, VISIT visit, int depth) {
     struct fg_block *block = *(struct fg_block *const *)node;
     (void)depth;
-    if ((visit == postorder || visit == leaf) && block->context == wanted && block->kind != FG_BLOCK_RANGE &&
-        block->kind != FG_BLOCK_POOL) {
+    if ((visit == postorder || visit == leaf) && block->context == wanted && block->kind != FG_BLOCK_RANGE) {
         block->chain = victims;
         victims = block;
     }

@@ -12,9 +12,11 @@ struct fg_module {
     struct fg_context *context;
     uint64_t bytes;
     struct fg_function *functions;
+    struct fg_module *next;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct fg_module *all;
 
 static CUresult load(CUmodule *handle, const void *image) {
     struct fg_context *context;
@@ -30,18 +32,22 @@ static CUresult load(CUmodule *handle, const void *image) {
     if (!module)
         return CUDA_ERROR_OUT_OF_MEMORY;
     *module = (struct fg_module){.magic = MODULE_MAGIC, .context = context, .bytes = (uint64_t)bytes};
+    pthread_mutex_lock(&lock);
+    module->next = all;
+    all = module;
+    pthread_mutex_unlock(&lock);
     *handle = module;
     return CUDA_SUCCESS;
 }
 
-static CUresult unload(CUmodule module) {
-    if (!fg_driver.initialized)
-        return CUDA_ERROR_NOT_INITIALIZED;
-    if (!module || module->magic != MODULE_MAGIC)
-        return CUDA_ERROR_INVALID_HANDLE;
+/* Under the lock: take the module out of the list and give back what it held. */
+static void discard(struct fg_module *module) {
+    for (struct fg_module **link = &all; *link; link = &(*link)->next)
+        if (*link == module) {
+            *link = module->next;
+            break;
+        }
     module->magic = 0;
-    if (module->context->alive)
-        fg_engine_wait(module->context->card, fg_engine_mark(module->context->card));
     fg_account(module->context->card, FG_MODULE, -(int64_t)module->bytes, -(int64_t)module->bytes);
     for (struct fg_function *f = module->functions, *next; f; f = next) {
         next = f->next;
@@ -49,6 +55,32 @@ static CUresult unload(CUmodule module) {
         free(f);
     }
     free(module);
+}
+
+void fg_modules_drop_context(struct fg_context *context) {
+    pthread_mutex_lock(&lock);
+    for (struct fg_module *module = all, *next; module; module = next) {
+        next = module->next;
+        if (module->context == context)
+            discard(module);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void fg_modules_forget(void) {
+    pthread_mutex_init(&lock, NULL);
+    all = NULL;
+}
+
+static CUresult unload(CUmodule module) {
+    if (!fg_driver.initialized)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (!module || module->magic != MODULE_MAGIC)
+        return CUDA_ERROR_INVALID_HANDLE;
+    fg_engine_wait(module->context->card, fg_engine_mark(module->context->card));
+    pthread_mutex_lock(&lock);
+    discard(module);
+    pthread_mutex_unlock(&lock);
     return CUDA_SUCCESS;
 }
 

@@ -247,9 +247,7 @@ FG_NVML(nvmlDeviceGetPcieThroughput, (nvmlDevice_t device, unsigned counter, uns
     return result;
 })
 
-/* Topology
- * -------------------------------------------------------------------------------------------------------------
- */
+/* --- Topology --- */
 
 FG_NVML(nvmlDeviceGetTopologyCommonAncestor, (nvmlDevice_t one, nvmlDevice_t other, unsigned *level), {
     struct fg_device *a;

@@ -51,9 +51,7 @@ FG_NVML(nvmlDeviceGetBAR1MemoryInfo, (nvmlDevice_t device, nvmlBAR1Memory_t *inf
     return result;
 })
 
-/* Processes
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- Processes --- */
 
 static uint64_t held(const struct fg_account *account) {
     uint64_t bytes = 0;
@@ -154,9 +152,7 @@ FG_NVML(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned size), {
     return NVML_ERROR_NOT_FOUND;
 })
 
-/* Utilisation
- * ----------------------------------------------------------------------------------------------------------
- */
+/* --- Utilisation --- */
 
 /* Bring the card to the present; the index of the newest sample that NVML shows, or 0 if there is none yet.
  */

@@ -92,6 +92,14 @@ void fg_pools_settle(uint32_t card) {
     pthread_mutex_unlock(&lock);
 }
 
+void fg_pools_release(uint32_t card) {
+    pthread_mutex_lock(&lock);
+    for (struct fg_pool *pool = all; pool; pool = pool->next)
+        if (pool->card == card && pool->magic == POOL_MAGIC)
+            trim(pool, 0);
+    pthread_mutex_unlock(&lock);
+}
+
 void fg_pools_forget(void) {
     pthread_mutex_init(&lock, NULL);
     all = NULL;

@@ -54,10 +54,9 @@ static CUresult find(const char *base, void **function, int version, uint64_t fl
     int known = 0;
     if (!function || !base || !*base || version < 2000 || version > 99999 || flags > 3)
         return CUDA_ERROR_INVALID_VALUE;
-    if (fg_open() != 0)
+    uint32_t driver = fg_cuda_version();
+    if (driver == 0)
         return CUDA_ERROR_OPERATING_SYSTEM;
-    uint32_t driver =
-        (uint32_t)fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990, fg.shared->driver_version);
     *function = look_up(base, (uint32_t)version, driver,
                         (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM) != 0, &known);
     *status = *function ? CU_GET_PROC_ADDRESS_SUCCESS

@@ -100,9 +100,14 @@ void fg_streams_drop_context(struct fg_context *context) {
     pthread_mutex_unlock(&lock);
 }
 
-/* Capture
- * ------------------------------------------------------------------------------------------------------------
- */
+void fg_streams_forget(void) {
+    pthread_mutex_init(&lock, NULL);
+    all = NULL;
+    captures = 0;
+    memset(own, 0, sizeof own);
+}
+
+/* --- Capture --- */
 
 void fg_capture_invalidate(struct fg_stream *stream) {
     pthread_mutex_lock(&lock);
@@ -296,9 +301,7 @@ FG_FUNCTION(cuThreadExchangeStreamCaptureMode, (int *mode), {
     return CUDA_SUCCESS;
 })
 
-/* Streams
- * ------------------------------------------------------------------------------------------------------------
- */
+/* --- Streams --- */
 
 static CUresult create(CUstream *handle, unsigned flags, int priority) {
     struct fg_context *context;

@@ -9,6 +9,7 @@
 /* 1 until the settings are read, then whether there is anything to do. */
 extern int fg_trace_on;
 int fg_trace(const char *name);
+void fg_trace_forget(void); /* in a forked child */
 
 static inline int fg_enter(const char *name) {
     return __builtin_expect(__atomic_load_n(&fg_trace_on, __ATOMIC_RELAXED), 0) ? fg_trace(name) : 0;

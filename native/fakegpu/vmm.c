@@ -30,6 +30,12 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct handle *handles;
 static struct mapping *mappings;
 
+void fg_vmm_forget(void) {
+    pthread_mutex_init(&lock, NULL);
+    handles = NULL;
+    mappings = NULL;
+}
+
 static struct handle *find(CUmemGenericAllocationHandle value) {
     struct handle *each = handles;
     while (each && (CUmemGenericAllocationHandle)(uintptr_t)each != value)
