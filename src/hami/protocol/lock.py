@@ -131,8 +131,7 @@ class Contention(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Given up; ``message`` is the last error. ``written`` is a lock text whose patch has an unknown outcome.
-    """
+    """Given up with the last error; ``written`` is a lock text whose patch has an unknown outcome."""
 
     message: str
     written: str = ""
@@ -197,8 +196,8 @@ class LockState(msgspec.Struct, frozen=True):
     """Where a run stands. ``sight`` is what the caller should remember about the lock it last saw.
 
     ``text`` and ``resource_version`` are the last read, ``wanted`` is the text to write, ``unsettled`` that
-    text once a patch with it has failed, ``stale`` a text already judged to be nobody's, ``attempt`` counts
-    failures.
+    text once a patch with it has failed, ``stale`` a text already judged to be nobody's. ``attempt`` counts
+    failures, ``removals`` the locks removed so far.
     """
 
     phase: Phase = Phase.READING
@@ -208,6 +207,7 @@ class LockState(msgspec.Struct, frozen=True):
     wanted: str = ""
     unsettled: str = ""
     stale: str = ""
+    removals: int = 0
     sight: Sight | None = None
     skew_reported: bool = False
 
@@ -249,7 +249,7 @@ class Acquire(msgspec.Struct, frozen=True):
             case PodMissing():
                 return self._remove(state)
             case Patched() if state.phase is Phase.REMOVING:
-                return msgspec.structs.replace(state, phase=Phase.READING, attempt=0), (GetNode(),)
+                return _removed(state), (GetNode(),)
             case Patched():
                 return state, (Done(acquired=state.wanted),)
             case Slept():
@@ -257,12 +257,12 @@ class Acquire(msgspec.Struct, frozen=True):
             case ReadFailed() if state.attempt == 0:
                 return state, (Failed(event.message),)
             case ReadFailed() | PatchFailed():
-                return _retry(state, event.message)
+                return retry_step(state, event.message)
 
     def _judge(self, state: LockState, read: NodeRead, now: float) -> Step:
         text = read.lock
         if text is None:
-            return _patch(state, Phase.SETTING, state.wanted)
+            return patch_step(state, Phase.SETTING, state.wanted)
         state = msgspec.structs.replace(state, text=text)
         if text == state.stale:
             return self._remove(state)
@@ -290,7 +290,9 @@ class Acquire(msgspec.Struct, frozen=True):
         return state, (GetPod(value.owner),)
 
     def _remove(self, state: LockState) -> Step:
-        return _patch(msgspec.structs.replace(state, stale=state.text), Phase.REMOVING, None)
+        if state.removals >= ATTEMPTS:  # somebody writes such locks faster than they can be removed
+            return state, (self._contention(),)
+        return patch_step(msgspec.structs.replace(state, stale=state.text), Phase.REMOVING, None)
 
     def _contention(self) -> Contention:
         limit = format_duration(self.timeout)
@@ -306,6 +308,7 @@ class Release(msgspec.Struct, frozen=True):
 
     owner: LockOwner
     only: str | None = None
+    key: str = NODE_LOCK
 
     def start(self, now: float) -> Step:  # noqa: ARG002 - every machine is given the time
         """First step of a run."""
@@ -317,11 +320,11 @@ class Release(msgspec.Struct, frozen=True):
             case NodeRead() if event.lock is not None and self._releasable(state, event.lock):
                 version = event.resource_version
                 seen = msgspec.structs.replace(state, text=event.lock, resource_version=version)
-                return _patch(seen, Phase.REMOVING, None)
+                return patch_step(seen, Phase.REMOVING, None, self.key)
             case Slept():
                 return msgspec.structs.replace(state, phase=Phase.READING), (GetNode(),)
             case ReadFailed() | PatchFailed():
-                return _retry(state, event.message)
+                return retry_step(state, event.message)
             case _:
                 return state, (Done(),)
 
@@ -346,15 +349,23 @@ def holder_is_done(pod: Pod, node: str) -> bool:
     )
 
 
-def _patch(state: LockState, phase: Phase, value: str | None) -> Step:
+def patch_step(state: LockState, phase: Phase, value: str | None, key: str = NODE_LOCK) -> Step:
+    """Patch the lock on what was read last."""
     following = msgspec.structs.replace(state, phase=phase)
-    return following, (PatchNode(NODE_LOCK, value, state.resource_version),)
+    return following, (PatchNode(key, value, state.resource_version),)
 
 
-def _retry(state: LockState, message: str) -> Step:
+def retry_step(state: LockState, message: str) -> Step:
+    """Read again after a growing sleep, or give up with ``message``."""
     failures = state.attempt + 1
     unsettled = state.wanted if state.phase is Phase.SETTING else state.unsettled
     if failures >= ATTEMPTS:
         return state, (Failed(message, written=unsettled),)
     waiting = msgspec.structs.replace(state, attempt=failures, phase=Phase.SLEEPING, unsettled=unsettled)
     return waiting, (Sleep(FIRST_SLEEP * 2 ** (failures - 1), SLEEP_JITTER),)
+
+
+def _removed(state: LockState) -> LockState:
+    return msgspec.structs.replace(
+        state, phase=Phase.READING, attempt=0, stale="", removals=state.removals + 1
+    )

@@ -160,6 +160,13 @@ def test_five_attempts_with_doubling_sleeps_then_the_last_error() -> None:
     assert sleeps == [Sleep(0.1, 0.5), Sleep(0.2, 0.5), Sleep(0.4, 0.5), Sleep(0.8, 0.5)]
 
 
+def test_locks_that_come_back_faster_than_they_are_removed_are_contention() -> None:
+    node = Node("garbage", patches=(Patched(),) * 9)
+    node.replaced_by = "garbage"
+    assert isinstance(node.run(Acquire("n", A)), Contention)
+    assert len(node.writes) == 5
+
+
 def test_a_failed_first_read_is_final_and_a_failed_holder_read_too() -> None:
     machine = Acquire("n", A)
     state, _ = machine.start(NOON)
