@@ -35,8 +35,8 @@ def listen(address: str) -> socket.socket:
 
     Raises :class:`ListenError` when the port is taken, ``SettingsError`` for an address that cannot be read.
     """
-    host, _, port = address.rpartition(":")
-    if not (port.isascii() and port.isdigit() and int(port) < 65536):
+    host, separator, port = address.rpartition(":")
+    if not (separator and port.isascii() and port.isdigit() and int(port) < 65536):
         raise SettingsError(f"--metrics-bind-address {address!r} is not host:port")
     host = host.removeprefix("[").removesuffix("]")
     family = socket.AF_INET6 if ":" in host or (not host and socket.has_dualstack_ipv6()) else socket.AF_INET
