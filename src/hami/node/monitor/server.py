@@ -110,7 +110,7 @@ class MetricsServer:
     async def run(self) -> None:
         """Serve until :meth:`stop`."""
         host, port = self._listener.getsockname()[:2]
-        log.info("monitor.listening", extra={"address": f"{host}:{port}"})
+        log.info("server.listening", extra={"server": "metrics", "host": host, "port": port})
         await self._server.serve(sockets=[self._listener])
 
     def stop(self) -> None:
