@@ -348,9 +348,10 @@ class Cluster:
                 raise node.plugin.error(f"the node has {resource}={count} and is not registered")
             await asyncio.sleep(0.02)
         if node.monitor is not None:
-            line = await node.monitor.wait_event("server.listening", self.config.ready_timeout_s)
-            self._ports[node.monitor.name] = int(line["port"])
-            node.metrics_url = f"http://127.0.0.1:{line['port']}"
+            line = await node.monitor.wait_event("monitor.listening", self.config.ready_timeout_s)
+            address = str(line["address"])
+            self._ports[node.monitor.name] = int(address.rpartition(":")[2])
+            node.metrics_url = f"http://{address}"
 
     async def _until_answering(self, url: str, component: Component) -> None:
         context = ssl.create_default_context(cadata=self._authority_pem.decode())
