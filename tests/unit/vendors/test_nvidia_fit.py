@@ -46,6 +46,11 @@ def test_a_whole_card_request_may_share_a_card_with_scaled_cores(lab: Any) -> No
     assert ids(lab.fit([card], lab.request(1, 4000, cores=100))) == ["d0"]
 
 
+def test_a_card_without_cores_takes_requests_without_cores(lab: Any) -> None:
+    assert ids(lab.fit([lab.card(used=1, devcore=0)], lab.request(1, 4000))) == ["d0"]
+    assert lab.fit([lab.card(devcore=0)], lab.request(1, 4000, cores=1)).text() == "1/1 CardInsufficientCore"
+
+
 def test_cores_over_100_mean_a_whole_card(lab: Any) -> None:  # F8
     result = lab.fit([lab.card()], lab.request(1, 4000, cores=250))
     assert result.devices is not None

@@ -35,6 +35,13 @@ def env_of(pod: dict[str, Any], number: int = 0) -> list[tuple[str, str]]:
         ),
         pytest.param({"gpu": 1, "gpumem-percentage": 60, "gpumem": 500}, {}, {}, (1, 500, 60, 0), id="A12"),
         pytest.param({"gpu": 1, "gpumem": 6}, {"memoryFactor": 1024}, {}, (1, 6144, 101, 0), id="A13"),
+        pytest.param(
+            {"gpu": 1, "gpumem-percentage": 0},
+            {"defaultMemory": 5, "memoryFactor": 1024},
+            {},
+            (1, 5, 101, 0),
+            id="default memory is MiB whatever the factor",
+        ),
         pytest.param({"gpu": 1, "gpumem": "1k"}, {}, {}, (1, 1000, 101, 0), id="suffix"),
         pytest.param({"gpu": "16.0", "gpumem": 1}, {}, {}, (16, 1, 101, 0), id="canonicalised"),
         pytest.param({"gpu": 1, "gpumem": 1}, {"defaultCores": 30}, {}, (1, 1, 101, 30), id="default cores"),
