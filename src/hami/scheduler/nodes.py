@@ -169,6 +169,8 @@ class NodeTable:
         there.bank = self.columns[word].bank_for(len(infos))
         there.bank_row = there.bank.add(node.row, infos, cordoned)
         there.bank.free_slots[there.bank_row] = there.slots_left(node.facts)
+        for at, card in enumerate(there.cards):
+            there.bank.set_healthy(there.bank_row, at, card_healthy(there.profile, card.info, card.used))
         node.vendors[word] = there
         node.sums.cards += len(infos)
         for info in infos:
