@@ -75,6 +75,7 @@ class Scheduler:
     webhook: Webhook
     metrics: Metrics
     ports: dict[str, int] = field(default_factory=dict)  # listener -> port, once it listens
+    tls: ReloadingTls | None = None
 
     @classmethod
     def build(
@@ -139,18 +140,17 @@ class Scheduler:
             main = stack.enter_context(listen(settings.http_bind))
             metrics = stack.enter_context(listen(settings.metrics_bind_address))
             self.ports = {"extender": main.getsockname()[1], "metrics": metrics.getsockname()[1]}
-            tls = None
             if settings.cert_file is not None and settings.key_file is not None:
-                tls = ReloadingTls(settings.cert_file, settings.key_file)
+                self.tls = ReloadingTls(settings.cert_file, settings.key_file)
             gets = profiling_routes() if settings.profiling else {}
             routes = scheduler_routes(self.extender, self.webhook, gets, settings.max_request_bytes)
             servers = [
                 asyncio.create_task(serve(metrics_routes(self.metrics), metrics, None, "metrics")),
-                asyncio.create_task(serve(routes, main, tls.context if tls else None, "extender")),
+                asyncio.create_task(serve(routes, main, self.tls.context if self.tls else None, "extender")),
             ]
             background = [asyncio.create_task(work) for work in self._background()]
-            if tls is not None:
-                background.append(asyncio.create_task(tls.run()))
+            if self.tls is not None:
+                background.append(asyncio.create_task(self.tls.run()))
             stopping = asyncio.create_task(stop.wait())
             try:
                 await asyncio.wait({*servers, *background, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -21,7 +21,7 @@ from hami.scheduler.node_locks import NodeLocks
 from hami.scheduler.pending import PendingPods
 from hami.scheduler.state import ClusterState
 
-_TIMER_CAP_S = 5.0
+_TIMER_CAP_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +183,7 @@ async def run_timers(
     timeout_text: str,
     clock: Callable[[], float] = time.time,
 ) -> None:
-    """Handshake timers and expiring reservations, at most five seconds late; until cancelled."""
+    """Handshake timers and expiring reservations, at most a second late; until cancelled."""
     while True:
         now = clock()
         nodes.take(state.tick(now))

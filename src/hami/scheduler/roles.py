@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 
 from hami.kube.client import Client
 from hami.kube.errors import KubeError, NotFound
@@ -16,19 +17,25 @@ from hami.protocol.views import Pod, decode
 from hami.scheduler.leader import Leadership
 
 _PERIOD_S = 15.0
+_LOOK_S = 0.5
 
 log = logging.getLogger(__name__)
 
 
 async def keep_role_labels(client: Client, leadership: Leadership, namespace: str, own_pod: str) -> None:
-    """Label all scheduler pods of the namespace, every 15 s while leading; until cancelled."""
+    """Label all scheduler pods of the namespace, once leading and every 15 s while it lasts; until
+    cancelled."""
+    due = 0.0
     while True:
-        if leadership.is_leader():
+        if not leadership.is_leader():
+            due = 0.0
+        elif time.monotonic() >= due:
+            due = time.monotonic() + _PERIOD_S
             try:
                 await write_role_labels(client, namespace, own_pod)
             except HamiError as error:
                 log.warning("role_labels.failed", extra={"reason": str(error)})
-        await asyncio.sleep(_PERIOD_S)
+        await asyncio.sleep(_LOOK_S)
 
 
 async def write_role_labels(client: Client, namespace: str, own_pod: str) -> None:
