@@ -16,7 +16,6 @@ from hami.vendors.reasons import (
     INSUFFICIENT_MEMORY,
     INTERNAL_ERROR,
     NODE_INSUFFICIENT,
-    NOT_HEALTHY,
     NUMA_NOT_FIT,
     OUT_OF_SLOTS,
     QUOTA_NOT_FIT,
@@ -184,8 +183,6 @@ class _Fit:
 
     def _chosen(self, eligible: list[Card]) -> FitResult | Refused:
         p, ctx = self._p, self._ctx
-        if len(eligible) < ctx.request.nums and not self._may_repeat():
-            return Refused(self._failed(len(eligible)).reasons, self._total)
         choose = p.hooks.choose
         assert choose is not None
         choice = choose(ctx, eligible, self._reasons)
@@ -244,7 +241,7 @@ class _Fit:
         if "health" in checks and not (
             info.health and (p.hooks.healthy is None or p.hooks.healthy(info, card.used))
         ):
-            return NOT_HEALTHY
+            return p.rules.unhealthy_reason
         if info.id in self._cordoned:
             return CORDONED
         if "type" in checks and (
@@ -263,6 +260,8 @@ class _Fit:
         p, ctx, checks = self._p, self._ctx, self._checks
         info, used, request = card.info, card.used, ctx.request
         hooks = p.hooks
+        if hooks.card_rule is not None and (rule := hooks.card_rule(ctx, card)) is not None:
+            return rule
         if "id" in checks and not self._selection.allows_id(info.id):
             return ID_MISMATCH
         slots, mem_used, cores_pending = used.slots, used.mem, 0
@@ -292,10 +291,8 @@ class _Fit:
             and need.total_cores != 0
         ):
             return EXHAUSTED
-        if hooks.device_rule is not None:
-            rule = hooks.device_rule(ctx, card, need, taken)
-            if rule is not None:
-                return rule
+        if hooks.device_rule is not None and (rule := hooks.device_rule(ctx, card, need, taken)) is not None:
+            return rule
         return self._record(card, need, taken)
 
     def _record(self, card: Card, need: Need, taken: Sequence[ContainerDevice]) -> ContainerDevice:

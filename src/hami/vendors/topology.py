@@ -34,9 +34,9 @@ def choose(ctx: FitContext, eligible: Sequence[Card], _reasons: Mapping[str, int
     """Positions to take in turn: the best set of distinct cards, then again where one serves several
     devices.
     """
-    wanted_cards = min(ctx.request.nums, len(eligible))
-    if not wanted_cards:
+    if not eligible:
         return ()
+    wanted_cards = min(ctx.request.nums, len(eligible))
     chosen = best_set(_pair_scores([card.info for card in eligible]), wanted_cards)
     if ctx.request.nums == wanted_cards:
         return chosen

@@ -378,6 +378,8 @@ class Hooks:
     prefit: Callable[[FitContext], FitResult | None] | None = None
     # health beyond DeviceInfo.health, from what is used on the card (MIG: fail closed)
     healthy: Callable[[DeviceInfo, Usage], bool] | None = None
+    # check between type and id: a reason, or None
+    card_rule: Callable[[FitContext, Card], str | None] | None = None
     # (ctx, card) -> what checks 9 to 12 compare; default: from the request and the card
     needs: Callable[[FitContext, Card], Need] | None = None
     # last check of a card, given its need and what this container took so far: a reason, or None
@@ -452,6 +454,7 @@ class Rules:
     alloc_type: Literal["request", "device"] = "request"  # what is written as the device's type
     record_mem: int | None = None  # fixed recorded memory
     unused_only: bool = False  # a card serves one container: used must be 0
+    unhealthy_reason: str = NOT_HEALTHY
     rebuild: Literal["allocated", "longer_of_both_keys"] = "allocated"
     allow_unsupported: bool = False  # D13
 
