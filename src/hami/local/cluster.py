@@ -104,6 +104,7 @@ class SimulatedNode:
     config: GpuNode
     host_root: Path
     kubelet: Kubelet
+    driver: Component
     plugin: Component
     monitor: Component | None
     metrics_url: str = ""
@@ -189,7 +190,7 @@ class Cluster:
         await asyncio.gather(*(node.kubelet.stop() for node in self.nodes.values()))
         components = [self.scheduler] if self.scheduler is not None else []
         for node in self.nodes.values():
-            components += [node.plugin] + ([node.monitor] if node.monitor else [])
+            components += [node.driver, node.plugin] + ([node.monitor] if node.monitor else [])
         await asyncio.gather(*(component.stop() for component in components))
         await self.api.stop()
         if self._temporary:
@@ -205,15 +206,19 @@ class Cluster:
             return await answer.text()
 
     def component(self, name: str) -> Component:
-        """``scheduler``, ``<node>-plugin`` or ``<node>-monitor``."""
-        everything = [self.scheduler, *(c for n in self.nodes.values() for c in (n.plugin, n.monitor))]
+        """``scheduler``, ``<node>-driver``, ``<node>-plugin`` or ``<node>-monitor``."""
+        everything: list[Component | None] = [self.scheduler]
+        for node in self.nodes.values():
+            everything += [node.driver, node.plugin, node.monitor]
         for component in everything:
             if component is not None and component.name == name:
                 return component
         raise KeyError(name)
 
     def _check_native(self) -> None:
-        for name in ("libvgpu.so", "fakegpu/libcuda.so.1", "fakegpu/libnvidia-ml.so.1"):
+        for name in (
+            "libvgpu.so", "fakegpu/libcuda.so.1", "fakegpu/libnvidia-ml.so.1", "fakegpu/fakegpud",
+        ):  # fmt: skip
             if not (self.config.native / name).is_file():
                 raise ClusterError(f"{self.config.native / name} is missing: run `make native` first")
 
@@ -256,7 +261,13 @@ class Cluster:
                 {**base, "HOOK_PATH": f"{HOOK_PATH}/vgpu"},
                 self.logs,
             )  # fmt: skip
-        self.nodes[node.name] = SimulatedNode(node, root, kubelet, plugin, monitor)
+        # The host side of the simulated driver: tells processes in PID namespaces their host PID.
+        daemon = Component(
+            f"{node.name}-driver", lambda: [str(driver / "fakegpud"), "serve"], base, self.logs
+        )
+        self.nodes[node.name] = SimulatedNode(node, root, kubelet, daemon, plugin, monitor)
+        await daemon.start()
+        await self._until_file(state / "daemon.sock", daemon)
         await kubelet.start()
         await plugin.start()
         if monitor is not None:
@@ -348,10 +359,17 @@ class Cluster:
                 raise node.plugin.error(f"the node has {resource}={count} and is not registered")
             await asyncio.sleep(0.02)
         if node.monitor is not None:
-            line = await node.monitor.wait_event("monitor.listening", self.config.ready_timeout_s)
-            address = str(line["address"])
-            self._ports[node.monitor.name] = int(address.rpartition(":")[2])
-            node.metrics_url = f"http://{address}"
+            limit = self.config.ready_timeout_s
+            line = await node.monitor.wait_event("server.listening", limit, server="metrics")
+            self._ports[node.monitor.name] = int(line["port"])
+            node.metrics_url = f"http://127.0.0.1:{line['port']}"
+
+    async def _until_file(self, path: Path, component: Component) -> None:
+        deadline = time.monotonic() + self.config.ready_timeout_s
+        while not _exists(path):
+            if not component.running or time.monotonic() > deadline:
+                raise component.error(f"it does not make {path}")
+            await asyncio.sleep(0.01)
 
     async def _until_answering(self, url: str, component: Component) -> None:
         context = ssl.create_default_context(cadata=self._authority_pem.decode())
@@ -365,6 +383,10 @@ class Cluster:
                 if not component.running or time.monotonic() > deadline:
                     raise component.error(f"{url} does not answer")
                 await asyncio.sleep(0.05)
+
+
+def _exists(path: Path) -> bool:
+    return os.path.lexists(path)
 
 
 def _install(root: Path, library: Path) -> None:

@@ -128,12 +128,6 @@ class Kubelet:
                 return name
         return ""
 
-    def tell_process(self, pod: Object, container: str, pid: int) -> None:
-        """Note the first process of a container, as a cgroup would, for the node's components."""
-        directory = self.config.host_root / "var/lib/kubelet/processes"
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / f"{key_of(pod)[2]}_{container}").write_text(f"{pid}\n")
-
     async def set_status(self, pod: Object, status: Object) -> None:
         await self.update_status(pod, lambda _current: status)
 

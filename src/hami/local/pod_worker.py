@@ -245,7 +245,6 @@ class PodWorker:
             await kubelet.recorder.record(self.pod, "Warning", "Failed", f"Error: {error}")
             return None
         self._running[name] = container
-        kubelet.tell_process(self.pod, name, container.process.pid)
         record.begin(kubelet.clock(), f"hami-local://{self.uid[:8]}-{name}-{record.restarts}")
         self._progress.set()
         await kubelet.recorder.record(self.pod, "Normal", "Started", f"Started container {name}")
