@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -121,9 +123,18 @@ class Node:
         return self.directory / container / "vgpu.cache"
 
     def shell(
-        self, container: str = "a", *, reach: str = "link", prefix: tuple[str, ...] = (), **env: str
+        self,
+        container: str = "a",
+        *,
+        reach: str = "link",
+        prefix: tuple[str, ...] = (),
+        extra: Mapping[str, str] | None = None,
+        **env: str,
     ) -> Shell:
-        """Start a CUDA program in a container; `reach` is how it finds the driver's functions."""
+        """Start a CUDA program in a container; `reach` is how it finds the driver's functions.
+
+        Environment variables are keywords, or in `extra`; `prefix` is a command that starts the program.
+        """
         errors = self.directory / f"stderr-{len(self.shells)}"
         with errors.open("w") as stream:
             process = subprocess.Popen(
@@ -132,7 +143,7 @@ class Node:
                 stdout=subprocess.PIPE,
                 stderr=stream,
                 text=True,
-                env=self.environment(container, **env),
+                env=self.environment(container, **(extra or {}), **env),
             )
         shell = Shell(process, errors)
         self.shells.append(shell)
@@ -148,6 +159,18 @@ class Node:
             timeout=60,
             check=False,
         )
+
+    def engine_ns(self) -> dict[str, int]:
+        """Time that the simulated cards have spent for each container."""
+        done = subprocess.run(
+            [str(self.build.driver / "fakegpud"), "stat"],
+            env={"FAKEGPU_STATE": str(self.state)},
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
+        )
+        return {c["name"]: sum(c["engine_ns"]) for c in json.loads(done.stdout)["containers"]}
 
     def python(self, code: str, container: str = "a", **env: str) -> str:
         """Output of a Python program in a container; it has to succeed."""

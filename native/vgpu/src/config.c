@@ -111,9 +111,10 @@ void vg_config_build(struct vg_config *config, vg_lookup lookup, const void *sou
     read_devices(config, lookup, source);
 }
 
-/* Position of the device in the allocation: -1 if a list of the allocation does not name it. */
+/* Position of the device in the allocation: -1 if a list of the allocation does not name it. A device that nobody
+ * could name yet keeps its index. */
 static int position_of(const struct vg_config *config, const char *uuid, int index) {
-    if (config->uuid_count == 0)
+    if (config->uuid_count == 0 || uuid[0] == '\0')
         return index;
     for (unsigned a = 0; a < config->uuid_count; a++)
         if (strcmp(config->uuids[a], uuid) == 0)

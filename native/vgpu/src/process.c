@@ -55,14 +55,14 @@ static bool make_gate(void) {
     return true;
 }
 
-static void seed_limits(struct vg_region_seed *seed) {
+static void seed_limits(struct vg_region_seed *filled) {
     const struct vg_config *config = &vg_process.config;
     for (int r = 0; r < VG_MAX_DEVICES; r++) {
-        uint64_t sm = vg_config_sm(config, seed->uuids[r], r);
-        seed->limits[r] = vg_config_memory(config, seed->uuids[r], r);
-        seed->sm_limits[r] = sm == 0 || sm > VG_SM_LIMIT_NONE ? VG_SM_LIMIT_NONE : sm;
+        uint64_t sm = vg_config_sm(config, filled->uuids[r], r);
+        filled->limits[r] = vg_config_memory(config, filled->uuids[r], r);
+        filled->sm_limits[r] = sm == 0 || sm > VG_SM_LIMIT_NONE ? VG_SM_LIMIT_NONE : sm;
     }
-    seed->priority = config->priority;
+    filled->priority = config->priority;
 }
 
 static void apply_file(void) {
@@ -74,17 +74,34 @@ static void apply_file(void) {
     }
 }
 
-static void report_mismatch(const struct vg_region_seed *seed) {
+static void report_mismatch(const struct vg_region_seed *own) {
     const struct vg_region *region = vg_process.space.region;
-    for (unsigned r = 0; r < seed->device_count; r++)
-        if (region->limit[r] != seed->limits[r] || region->sm_limit[r] != seed->sm_limits[r])
+    for (unsigned r = 0; r < region->device_count && r < VG_MAX_DEVICES; r++)
+        if (region->limit[r] != own->limits[r] || region->sm_limit[r] != own->sm_limits[r])
             VG_INFO("device %u: the region's limits (%llu bytes, %llu %%) apply, not this process's own", r,
                     (unsigned long long)region->limit[r], (unsigned long long)region->sm_limit[r]);
 }
 
+/* Too large for a stack; used under the mutex. */
+static struct vg_region_seed seed, unnamed;
+
+/* The devices of a region that was made before anybody could name them. */
+static void name_devices(void) {
+    if (vg_process.space.region->uuid[0][0] != '\0')
+        return;
+    memset(&unnamed, 0, sizeof unnamed);
+    memset(&seed, 0, sizeof seed);
+    seed_limits(&unnamed);
+    vg_devices_identify(&seed);
+    seed_limits(&seed);
+    if (seed.uuids[0][0] == '\0')
+        return;
+    vg_region_name_devices(&vg_process.space, &unnamed, &seed);
+    apply_file();
+}
+
 /* The bit of the gate word that says how it went. */
 static uint32_t open_region(void) {
-    static struct vg_region_seed seed;
     memset(&seed, 0, sizeof seed);
     vg_config_load(&vg_process.config);
     struct vg_config *config = &vg_process.config;
@@ -101,9 +118,12 @@ static uint32_t open_region(void) {
             return VG_GATE_FORWARD;
         vg_region_event(&vg_process.space, VG_EVENT_PRIVATE_REGION, -1, 0);
     }
-    if (result == VG_REGION_JOINED && seed.device_count != 0)
-        report_mismatch(&seed);
     apply_file();
+    if (result == VG_REGION_JOINED) {
+        memcpy(seed.uuids, vg_process.space.region->uuid, sizeof seed.uuids);
+        seed_limits(&seed);
+        report_mismatch(&seed);
+    }
     return VG_GATE_REGION;
 }
 
@@ -136,6 +156,8 @@ static void attach(void) {
         return;
     if ((vg_gate->word & (VG_GATE_REGION | VG_GATE_DENIED | VG_GATE_FORWARD)) == 0)
         atomic_fetch_or(&vg_gate->word, open_region());
+    if (vg_gate->word & VG_GATE_REGION)
+        name_devices();
 }
 
 static void start(void) {
@@ -169,7 +191,8 @@ enum vg_mode vg_ready_slow(void) {
 }
 
 bool vg_region_attached(void) {
-    if (atomic_load_explicit(&vg_gate->word, memory_order_acquire) & VG_GATE_REGION)
+    if ((atomic_load_explicit(&vg_gate->word, memory_order_acquire) & VG_GATE_REGION) != 0 &&
+        vg_process.space.region->uuid[0][0] != '\0')
         return true;
     int saved = errno;
     bool nested = vg_thread.in_hook;

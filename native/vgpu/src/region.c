@@ -255,6 +255,24 @@ enum vg_region_result vg_region_open(struct vg_space *space, const char *path, c
     return result;
 }
 
+void vg_region_name_devices(struct vg_space *space, const struct vg_region_seed *before,
+                            const struct vg_region_seed *seed) {
+    struct vg_region *region = space->region;
+    struct vg_section section;
+    if (vg_section_enter(&section, &space->locks, VG_LOCK_REGION, vg_now() + lock_timeout_ns) != VG_LOCK_GRANTED)
+        return;
+    if (region->uuid[0][0] == '\0') {
+        memcpy(region->uuid, seed->uuids, sizeof region->uuid);
+        for (int d = 0; d < VG_MAX_DEVICES; d++) {
+            uint64_t limit = before->limits[d], sm = before->sm_limits[d];
+            atomic_compare_exchange_strong(&region->limit[d], &limit, seed->limits[d]);
+            atomic_compare_exchange_strong(&region->sm_limit[d], &sm, seed->sm_limits[d]);
+        }
+        atomic_store(&region->device_count, seed->device_count);
+    }
+    vg_section_leave(&section);
+}
+
 bool vg_region_private(struct vg_space *space, const struct vg_region_seed *seed) {
     memset(space, 0, sizeof *space);
     space->slot = -1;

@@ -1,0 +1,4 @@
+/* A statically linked program: the preload does not reach it. */
+int main(void) {
+    return 5;
+}

@@ -1,0 +1,240 @@
+/* A CUDA program that does what its standard input says, one command a line, and answers each with one line:
+ * "RESULT VALUE...". First argument: how it reaches the driver: link, dlsym, proc1 or proc2 (cuGetProcAddress). */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <inttypes.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+extern int cuInit(unsigned);
+extern int cuGetProcAddress(const char *, void **, int, uint64_t);
+extern int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+extern int cuDevicePrimaryCtxRetain(void **, int);
+extern int cuDevicePrimaryCtxRelease_v2(int);
+extern int cuDevicePrimaryCtxReset_v2(int);
+extern int cuCtxSetCurrent(void *);
+extern int cuCtxSynchronize(void);
+extern int cuMemAlloc_v2(uint64_t *, size_t);
+extern int cuMemAllocManaged(uint64_t *, size_t, unsigned);
+extern int cuMemAllocPitch_v2(uint64_t *, size_t *, size_t, size_t, unsigned);
+extern int cuMemFree_v2(uint64_t);
+extern int cuMemAllocAsync(uint64_t *, size_t, void *);
+extern int cuMemFreeAsync(uint64_t, void *);
+extern int cuMemCreate(uint64_t *, size_t, const void *, uint64_t);
+extern int cuMemRelease(uint64_t);
+extern int cuMemAddressReserve(uint64_t *, size_t, size_t, uint64_t, uint64_t);
+extern int cuMemMap(uint64_t, size_t, size_t, uint64_t, uint64_t);
+extern int cuMemUnmap(uint64_t, size_t);
+extern int cuArrayCreate_v2(void **, const void *);
+extern int cuArrayDestroy(void *);
+extern int cuMemGetInfo_v2(size_t *, size_t *);
+extern int cuDeviceTotalMem_v2(size_t *, int);
+extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                          void **);
+extern int cuModuleLoadData(void **, const void *);
+extern int cuModuleGetFunction(void **, void *, const char *);
+
+/* One row per function: its exported symbol, the name and version for cuGetProcAddress, the linked function. */
+enum function {
+    F_INIT, F_RETAIN, F_RELEASE, F_RESET, F_CURRENT, F_SYNC, F_ALLOC, F_MANAGED, F_PITCH, F_FREE, F_ASYNC,
+    F_FREE_ASYNC, F_CREATE, F_HRELEASE, F_ADDRESS, F_MAP, F_UNMAP, F_ARRAY, F_ARRAY_DESTROY, F_INFO, F_TOTAL, F_LAUNCH,
+    F_MODULE, F_FUNCTION, F_COUNT
+};
+
+static struct {
+    const char *symbol, *base;
+    int version;
+    void *pointer;
+} functions[F_COUNT] = {
+    [F_INIT] = {"cuInit", "cuInit", 2000, (void *)cuInit},
+    [F_RETAIN] = {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", 7000, (void *)cuDevicePrimaryCtxRetain},
+    [F_RELEASE] = {"cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease", 11000,
+                   (void *)cuDevicePrimaryCtxRelease_v2},
+    [F_RESET] = {"cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset", 11000, (void *)cuDevicePrimaryCtxReset_v2},
+    [F_CURRENT] = {"cuCtxSetCurrent", "cuCtxSetCurrent", 4000, (void *)cuCtxSetCurrent},
+    [F_SYNC] = {"cuCtxSynchronize", "cuCtxSynchronize", 2000, (void *)cuCtxSynchronize},
+    [F_ALLOC] = {"cuMemAlloc_v2", "cuMemAlloc", 3020, (void *)cuMemAlloc_v2},
+    [F_MANAGED] = {"cuMemAllocManaged", "cuMemAllocManaged", 6000, (void *)cuMemAllocManaged},
+    [F_PITCH] = {"cuMemAllocPitch_v2", "cuMemAllocPitch", 3020, (void *)cuMemAllocPitch_v2},
+    [F_FREE] = {"cuMemFree_v2", "cuMemFree", 3020, (void *)cuMemFree_v2},
+    [F_ASYNC] = {"cuMemAllocAsync", "cuMemAllocAsync", 11020, (void *)cuMemAllocAsync},
+    [F_FREE_ASYNC] = {"cuMemFreeAsync", "cuMemFreeAsync", 11020, (void *)cuMemFreeAsync},
+    [F_CREATE] = {"cuMemCreate", "cuMemCreate", 10020, (void *)cuMemCreate},
+    [F_HRELEASE] = {"cuMemRelease", "cuMemRelease", 10020, (void *)cuMemRelease},
+    [F_ADDRESS] = {"cuMemAddressReserve", "cuMemAddressReserve", 10020, (void *)cuMemAddressReserve},
+    [F_MAP] = {"cuMemMap", "cuMemMap", 10020, (void *)cuMemMap},
+    [F_UNMAP] = {"cuMemUnmap", "cuMemUnmap", 10020, (void *)cuMemUnmap},
+    [F_ARRAY] = {"cuArrayCreate_v2", "cuArrayCreate", 3020, (void *)cuArrayCreate_v2},
+    [F_ARRAY_DESTROY] = {"cuArrayDestroy", "cuArrayDestroy", 2000, (void *)cuArrayDestroy},
+    [F_INFO] = {"cuMemGetInfo_v2", "cuMemGetInfo", 3020, (void *)cuMemGetInfo_v2},
+    [F_TOTAL] = {"cuDeviceTotalMem_v2", "cuDeviceTotalMem", 3020, (void *)cuDeviceTotalMem_v2},
+    [F_LAUNCH] = {"cuLaunchKernel", "cuLaunchKernel", 4000, (void *)cuLaunchKernel},
+    [F_MODULE] = {"cuModuleLoadData", "cuModuleLoadData", 2000, (void *)cuModuleLoadData},
+    [F_FUNCTION] = {"cuModuleGetFunction", "cuModuleGetFunction", 2000, (void *)cuModuleGetFunction},
+};
+
+#define CALL(f, type, ...) (((int(*) type)functions[f].pointer)(__VA_ARGS__))
+
+static void *kernel;
+
+static void reach(const char *how) {
+    void *library = strcmp(how, "dlsym") == 0 ? dlopen("libcuda.so.1", RTLD_NOW) : NULL;
+    for (int f = 0; f < F_COUNT && strcmp(how, "link") != 0; f++) {
+        void *pointer = NULL;
+        int status = 0;
+        if (library != NULL)
+            pointer = dlsym(library, functions[f].symbol);
+        else if (strcmp(how, "proc1") == 0)
+            cuGetProcAddress(functions[f].base, &pointer, functions[f].version, 0);
+        else
+            cuGetProcAddress_v2(functions[f].base, &pointer, functions[f].version, 0, &status);
+        if (pointer == NULL) {
+            fprintf(stderr, "%s is not to be had by %s\n", functions[f].symbol, how);
+            exit(3);
+        }
+        functions[f].pointer = pointer;
+    }
+}
+
+/* A kernel that takes `ns` on the simulated card. */
+static int load_kernel(uint64_t ns) {
+    void *module = NULL;
+    char name[48];
+    snprintf(name, sizeof name, "spin_ns_%" PRIu64, ns);
+    int result = CALL(F_MODULE, (void **, const void *), &module, ".version 8.0\n.visible .entry work() {}\n");
+    if (result == 0)
+        result = CALL(F_FUNCTION, (void **, void *, const char *), &kernel, module, name);
+    return result;
+}
+
+static int launch(uint64_t count, uint64_t blocks, uint64_t threads) {
+    int result = 0;
+    for (uint64_t i = 0; i < count && result == 0; i++)
+        result = CALL(F_LAUNCH,
+                      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+                       void **),
+                      kernel, (unsigned)blocks, 1, 1, (unsigned)threads, 1, 1, 0, NULL, NULL, NULL);
+    return result;
+}
+
+static int launch_for(uint64_t milliseconds, uint64_t blocks, uint64_t threads, uint64_t *launched) {
+    struct timespec start, now;
+    int result = 0;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    do {
+        result = launch(1, blocks, threads);
+        ++*launched;
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (result == 0 && (uint64_t)((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000) <
+                                milliseconds);
+    return result;
+}
+
+/* The child's first allocation and exit status; the parent waits. */
+static int in_child(uint64_t bytes) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        uint64_t pointer;
+        int result = bytes != 0 ? CALL(F_ALLOC, (uint64_t *, size_t), &pointer, bytes) : 0;
+        exit(result & 0x7f);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+static int obey(const char *command, uint64_t a, uint64_t b, uint64_t c, uint64_t *out, uint64_t *more) {
+    void *pointer = NULL;
+    size_t first = 0, second = 0;
+    int result = -1;
+    if (strcmp(command, "init") == 0) {
+        result = CALL(F_INIT, (unsigned), 0);
+    } else if (strcmp(command, "retain") == 0) {
+        result = CALL(F_RETAIN, (void **, int), &pointer, (int)a);
+        if (result == 0)
+            result = CALL(F_CURRENT, (void *), pointer);
+    } else if (strcmp(command, "release") == 0) {
+        result = CALL(F_RELEASE, (int), (int)a);
+    } else if (strcmp(command, "reset") == 0) {
+        result = CALL(F_RESET, (int), (int)a);
+    } else if (strcmp(command, "alloc") == 0) {
+        *out = 77;
+        result = CALL(F_ALLOC, (uint64_t *, size_t), out, a);
+    } else if (strcmp(command, "managed") == 0) {
+        result = CALL(F_MANAGED, (uint64_t *, size_t, unsigned), out, a, 1);
+    } else if (strcmp(command, "pitch") == 0) {
+        result = CALL(F_PITCH, (uint64_t *, size_t *, size_t, size_t, unsigned), out, &first, a, b, 4);
+        *more = first;
+    } else if (strcmp(command, "free") == 0) {
+        result = CALL(F_FREE, (uint64_t), a);
+    } else if (strcmp(command, "async") == 0) {
+        result = CALL(F_ASYNC, (uint64_t *, size_t, void *), out, a, NULL);
+    } else if (strcmp(command, "freeasync") == 0) {
+        result = CALL(F_FREE_ASYNC, (uint64_t, void *), a, NULL);
+    } else if (strcmp(command, "create") == 0) {
+        int prop[8] = {1, 0, (int)b, (int)c, 0, 0, 0, 0};
+        result = CALL(F_CREATE, (uint64_t *, size_t, const void *, uint64_t), out, a, prop, 0);
+    } else if (strcmp(command, "hrelease") == 0) {
+        result = CALL(F_HRELEASE, (uint64_t), a);
+    } else if (strcmp(command, "map") == 0) {
+        result = CALL(F_ADDRESS, (uint64_t *, size_t, size_t, uint64_t, uint64_t), out, a, 0, 0, 0);
+        if (result == 0)
+            result = CALL(F_MAP, (uint64_t, size_t, size_t, uint64_t, uint64_t), *out, a, 0, b, 0);
+    } else if (strcmp(command, "unmap") == 0) {
+        result = CALL(F_UNMAP, (uint64_t, size_t), a, b);
+    } else if (strcmp(command, "array") == 0) {
+        struct {
+            size_t width, height;
+            unsigned format, channels;
+        } desc = {a, b, 0x20, 1};
+        result = CALL(F_ARRAY, (void **, const void *), &pointer, &desc);
+        *out = (uint64_t)(uintptr_t)pointer;
+    } else if (strcmp(command, "arraydestroy") == 0) {
+        result = CALL(F_ARRAY_DESTROY, (void *), (void *)(uintptr_t)a);
+    } else if (strcmp(command, "info") == 0) {
+        result = CALL(F_INFO, (size_t *, size_t *), &first, &second);
+        *out = first;
+        *more = second;
+    } else if (strcmp(command, "infonull") == 0) {
+        result = CALL(F_INFO, (size_t *, size_t *), NULL, &second);
+        *more = second;
+    } else if (strcmp(command, "total") == 0) {
+        result = CALL(F_TOTAL, (size_t *, int), &first, (int)a);
+        *out = first;
+    } else if (strcmp(command, "kernel") == 0) {
+        result = load_kernel(a);
+    } else if (strcmp(command, "launch") == 0) {
+        result = launch(a, b, c);
+    } else if (strcmp(command, "launchfor") == 0) {
+        result = launch_for(a, b, c, out);
+    } else if (strcmp(command, "sync") == 0) {
+        result = CALL(F_SYNC, (void), );
+    } else if (strcmp(command, "fork") == 0) {
+        result = in_child(a);
+    } else if (strcmp(command, "closeall") == 0) {
+        for (int fd = 3; fd < 4096; fd++)
+            close(fd);
+        result = 0;
+    }
+    return result;
+}
+
+int main(int argc, char **argv) {
+    char line[256], command[32];
+    reach(argc > 1 ? argv[1] : "link");
+    setvbuf(stdout, NULL, _IOLBF, 0);
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        uint64_t a = 0, b = 0, c = 0, out = 0, more = 0;
+        if (sscanf(line, "%31s %" SCNu64 " %" SCNu64 " %" SCNu64, command, &a, &b, &c) < 1)
+            continue;
+        int result = obey(command, a, b, c, &out, &more);
+        printf("%d %" PRIu64 " %" PRIu64 "\n", result, out, more);
+    }
+    return 0;
+}

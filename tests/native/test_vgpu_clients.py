@@ -1,0 +1,157 @@
+"""Unmodified Python clients under libvgpu.so: nvidia-ml-py and cuda-bindings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from vgpu_harness import MIB, Node
+
+GIB = 1024 * MIB
+
+NVML = """
+import json, pynvml
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+info = pynvml.nvmlDeviceGetMemoryInfo(card)
+second = pynvml.nvmlDeviceGetMemoryInfo(card, version=pynvml.nvmlMemory_v2)
+print(json.dumps({
+    "v1": [info.total, info.used, info.free],
+    "v2": [second.total, second.used, second.free, second.reserved],
+    "processes": [p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(card)],
+}))
+"""
+
+DRIVER = """
+import json, os
+from cuda.bindings import driver as cuda
+def good(answer):
+    assert answer[0] == cuda.CUresult.CUDA_SUCCESS, answer
+    return answer[1:]
+good(cuda.cuInit(0))
+(context,) = good(cuda.cuDevicePrimaryCtxRetain(0))
+good(cuda.cuCtxSetCurrent(context))
+(block,) = good(cuda.cuMemAlloc(100 << 20))
+free, total = good(cuda.cuMemGetInfo())
+refused = int(cuda.cuMemAlloc(1 << 30)[0])
+asynchronous = int(cuda.cuMemAllocAsync(1 << 30, 0)[0])
+good(cuda.cuMemFree(block))
+after, _ = good(cuda.cuMemGetInfo())
+print(json.dumps([free, total, refused, asynchronous, after]))
+"""
+
+
+def test_nvml_shows_the_limit_and_the_container_s_own_use(node: Node) -> None:
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="4g").start()
+    node.shell("neighbour").start().must(f"alloc {2 * GIB}")
+    shell.must(f"alloc {GIB}")
+    seen = json.loads(node.python(NVML))
+    assert seen["v1"] == [4 * GIB, GIB, 3 * GIB]
+    assert seen["v2"] == [4 * GIB, GIB, 3 * GIB, 0]
+    assert seen["processes"] == [shell.process.pid]
+
+
+def test_nvml_never_shows_more_use_than_the_limit(node: Node) -> None:
+    """A43: the context is larger than the limit."""
+    node.settings["FAKEGPU_CONTEXT_MIB"] = "400"
+    node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="300m").start()
+    assert json.loads(node.python(NVML))["v1"] == [300 * MIB, 300 * MIB, 0]
+
+
+def test_nvml_without_a_limit_is_the_driver_s(node: Node) -> None:
+    node.shell().start().must(f"alloc {GIB}")
+    limited = json.loads(node.python(NVML))["v1"]
+    assert limited == json.loads(node.python(NVML, LD_PRELOAD=""))["v1"]
+
+
+@pytest.mark.parametrize("convention", ["host", "namespace"])
+def test_an_nvml_client_takes_no_slot_and_sees_no_foreign_process(node: Node, convention: str) -> None:
+    """4.5, A45."""
+    node.settings["FAKEGPU_PID_CONVENTION"] = convention
+    node.shell("neighbour").start()
+    shell = node.shell().start()
+    assert json.loads(node.python(NVML))["processes"] == [shell.process.pid]
+    data = node.region().read_bytes()
+    assert data.count((shell.process.pid).to_bytes(4, "little")) >= 1
+    assert json.loads(node.python(NVML, VGPU_NVML_PROCESSES="host"))["processes"] != [shell.process.pid]
+
+
+def test_a_list_that_does_not_fit_asks_for_more_room(node: Node) -> None:
+    """A46: capacity 0 and NULL."""
+    node.shell().start()
+    code = """
+import ctypes, pynvml
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+count = ctypes.c_uint(0)
+ask = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetComputeRunningProcesses_v3
+print(ask(card, ctypes.byref(count), None), count.value)
+"""
+    assert node.python(code).split() == ["7", "1"]
+
+
+def test_nvml_that_failed_once_is_asked_again(node: Node) -> None:
+    """A69."""
+    code = """
+import ctypes, pynvml
+print(ctypes.CDLL("libnvidia-ml.so.1").nvmlInit_v2())
+pynvml.nvmlInit()
+print(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(0)).total)
+"""
+    out = node.python(code, FAKEGPU_FAULTS="nvmlInit_v2:1=9,nvmlInit_v2:2=9", CUDA_DEVICE_MEMORY_LIMIT_0="1g")
+    assert out.split() == ["9", str(GIB)]
+
+
+def test_cuda_bindings_meet_the_limit(node: Node) -> None:
+    seen = json.loads(node.python(DRIVER, CUDA_DEVICE_MEMORY_LIMIT_0="512m"))
+    assert seen == [412 * MIB, 512 * MIB, 2, 2, 512 * MIB]
+
+
+LOOKUPS = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1")
+real = cuda.cuGetProcAddress_v2
+maps = [line.split() for line in open("/proc/self/maps")]
+def owner(at):
+    for line in maps:
+        low, high = (int(x, 16) for x in line[0].split("-"))
+        if low <= at < high:
+            return line[-1].rsplit("/", 1)[-1]
+    return None
+out = []
+for name, version, flags in json.loads({requests!r}):
+    at, status = ctypes.c_void_p(), ctypes.c_int(-1)
+    result = real(name.encode(), ctypes.byref(at), version, ctypes.c_uint64(flags), ctypes.byref(status))
+    out.append([result, status.value, owner(at.value) if at.value else None, at.value])
+print(json.dumps(out))
+"""
+
+
+def look_up(node: Node, requests: list[tuple[str, int, int]], **env: str) -> list[list[object]]:
+    answer: list[list[object]] = json.loads(node.python(LOOKUPS.format(requests=json.dumps(requests)), **env))
+    return answer
+
+
+def test_versions_and_streams_select_the_hook(node: Node) -> None:
+    """A31, A33: each variant is a function of its own."""
+    requests = [("cuMemAlloc", version, 0) for version in (2000, 3020, 12000)]
+    requests += [("cuLaunchKernel", 7000, flags) for flags in (0, 1, 2)]
+    rows = look_up(node, requests)
+    base, second, newer, plain, legacy, thread = rows
+    assert {row[2] for row in rows} == {"libvgpu.so"}
+    assert base[3] != second[3] == newer[3]
+    assert plain[3] == legacy[3] != thread[3]
+
+
+def test_answers_that_are_not_hooks_are_exactly_the_driver_s(node: Node) -> None:
+    """A32, A34."""
+    requests = [("", 0, 0), ("noSuch", 13000, 0), ("cuMemAlloc", 1, 0), ("cuMemcpyHtoD", 3020, 0),
+                ("cuMemPrefetchAsync", 8000, 0), ("cuGetExportTable", 3000, 0)]  # fmt: skip
+    ours, plain = look_up(node, requests), look_up(node, requests, LD_PRELOAD="")
+    assert [row[:3] for row in ours] == [row[:3] for row in plain]
+
+
+def test_the_look_up_function_finds_itself_by_version(node: Node) -> None:
+    first, second = look_up(node, [("cuGetProcAddress", 11030, 0), ("cuGetProcAddress", 12000, 0)])
+    assert first[2] == second[2] == "libvgpu.so"
+    assert first[3] != second[3]
