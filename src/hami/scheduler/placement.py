@@ -1,8 +1,10 @@
 """Exact fit of one pod on one node (scheduler.md §6.4): pure, changes nothing."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
+
+from msgspec.structs import replace
 
 from hami.scheduler.answers import PodRequest
 from hami.scheduler.nodes import Node, OnNode
@@ -13,7 +15,6 @@ from hami.vendors.fit import fit, refuse_all
 from hami.vendors.reasons import NODE_INSUFFICIENT, OUT_OF_SLOTS
 from hami.vendors.selection import policy_words, select
 from hami.vendors.types import (
-    INT32_MAX,
     UNLIMITED,
     Allocation,
     Card,
@@ -96,7 +97,7 @@ def _fit_vendor(
         return FitResult(None, {refusal.code: refusal.count}, len(cards))
     full = slots_needed(request, profile.common_word) > there.slots_left(node.facts)
     if full:
-        cards = [Card(card.info, replace(card.used, slots=INT32_MAX), card.holders) for card in cards]
+        cards = [Card(replace(card.info, count=card.used.slots), card.used, card.holders) for card in cards]
     numa_bind = select(profile.rules, request.info.annotations).numa_bound
     context = FitContext(
         candidates=ordered(cards, wanted, request.weights, request.card_policy, numa_bind=numa_bind),

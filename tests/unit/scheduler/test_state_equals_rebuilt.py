@@ -154,9 +154,9 @@ def requests(draw: st.DrawFn) -> dict[str, Any]:
             limits["nvidia.com/gpumem"] = draw(st.sampled_from(["500", "7000"]))
         return {"name": kind, "resources": {"limits": limits}}
 
-    inits = [container("i0")] if draw(st.booleans()) else []
-    if inits and draw(st.booleans()):
-        inits[0]["restartPolicy"] = "Always"
+    inits = [container("i0") for _ in range(draw(st.integers(0, 1)))]
+    for init in inits:
+        init["restartPolicy"] = draw(st.sampled_from([None, "Always"]))
     apps = [container(f"a{at}") for at in range(draw(st.integers(1, 2)))]
     return {
         "metadata": {"name": name, "namespace": SPACES[int(name[1]) % 2], "uid": f"uid-{name}"},
