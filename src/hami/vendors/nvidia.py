@@ -15,6 +15,7 @@ from hami.vendors.columns import CardColumns, VectorNeeds
 from hami.vendors.request import (
     any_value,
     append_env,
+    child,
     cores_of,
     count_of,
     integer,
@@ -128,7 +129,7 @@ def admit(
     if uses:
         if config.core_policy not in ("", "default"):
             append_env(container, keys.ENV_CORE_POLICY, config.core_policy, wins=any_value)
-        spec = pod.setdefault("spec", {})
+        spec = child(pod, "spec")
         if config.runtime_class_name and not spec.get("runtimeClassName"):
             spec["runtimeClassName"] = config.runtime_class_name
     elif config.overwrite_env:

@@ -4,7 +4,7 @@ R14).
 Both read canonical quantities, so what admission accepted is what the filter accounts for.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -77,9 +77,9 @@ def parse_standard(p: VendorProfile, raw: RawRequest) -> ContainerRequest | None
 
 def read_resources(p: VendorProfile, container: Mapping[str, Any]) -> RawRequest | None:
     """The quantities the container names of this vendor, or None when there is none at all."""
-    resources = container.get("resources") or _EMPTY
-    limits = resources.get("limits") or _EMPTY
-    requests = (resources.get("requests") if p.rules.lookup == "limits_then_requests" else None) or _EMPTY
+    resources = _mapping(container, "resources")
+    limits = _mapping(resources, "limits")
+    requests = _mapping(resources, "requests") if p.rules.lookup == "limits_then_requests" else _EMPTY
     if not limits and not requests:
         return None
     names = p.names
@@ -152,27 +152,27 @@ def _hint(text: Any, factor: int) -> str:
     return f" (for {text} of memory write {mib})" if 0 < mib <= INT32_MAX // factor else ""
 
 
-# --- pods as the API server writes them -----------------------------------------------------------------
+# --- pods, whatever they may hold: the API server has not validated a pod when its webhooks see it --------
 
 
 def annotations_of(pod: Mapping[str, Any]) -> Mapping[str, str]:
-    """The pod's annotations, maybe empty."""
-    metadata = pod.get("metadata") or _EMPTY
-    found: Mapping[str, str] = metadata.get("annotations") or _EMPTY
-    return found
+    """The pod's annotations that are text."""
+    found = _mapping(_mapping(pod, "metadata"), "annotations")
+    if all(isinstance(text, str) for text in found.values()):
+        return found
+    return {key: text for key, text in found.items() if isinstance(text, str)}
 
 
-def containers_of(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def containers_of(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The pod's containers in slot order: init containers, then regular ones."""
-    spec = pod.get("spec") or _EMPTY
-    return [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
+    spec = _mapping(pod, "spec")
+    return [*_objects(spec, "initContainers"), *_objects(spec, "containers")]
 
 
 def shape_of(pod: Mapping[str, Any]) -> PodShape:
     """The pod's container slots."""
-    spec = pod.get("spec") or _EMPTY
-    inits: Sequence[Mapping[str, Any]] = spec.get("initContainers") or ()
-    apps: Sequence[Mapping[str, Any]] = spec.get("containers") or ()
+    spec = _mapping(pod, "spec")
+    inits, apps = _objects(spec, "initContainers"), _objects(spec, "containers")
     kinds = [SlotKind.SIDECAR if c.get("restartPolicy") == "Always" else SlotKind.INIT for c in inits]
     kinds.extend(SlotKind.APP for _ in apps)
     return PodShape(tuple(kinds), tuple(str(c.get("name", "")) for c in (*inits, *apps)))
@@ -180,22 +180,32 @@ def shape_of(pod: Mapping[str, Any]) -> PodShape:
 
 def pod_info(pod: Mapping[str, Any]) -> PodInfo:
     """What fit, vector needs and annotations may know of the pod."""
-    metadata = pod.get("metadata") or _EMPTY
+    metadata = _mapping(pod, "metadata")
     return PodInfo(
         str(metadata.get("uid", "")),
         str(metadata.get("namespace", "")),
         str(metadata.get("name", "")),
-        metadata.get("annotations") or _EMPTY,
+        annotations_of(pod),
         shape_of(pod),
     )
 
 
-# --- helpers of admission hooks -------------------------------------------------------------------------
+def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found = parent.get(key)
+    return found if isinstance(found, dict | Mapping) else _EMPTY
+
+
+def _objects(parent: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    found = parent.get(key)
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+# --- helpers of admission hooks ---------------------------------------------------------------------------
 
 
 def limit_of(container: Mapping[str, Any], name: str) -> Any:
     """The container's limit of a resource, or None."""
-    return ((container.get("resources") or _EMPTY).get("limits") or _EMPTY).get(name) if name else None
+    return _mapping(_mapping(container, "resources"), "limits").get(name) if name else None
 
 
 def resource_of(container: Mapping[str, Any], name: str) -> Any:
@@ -203,26 +213,29 @@ def resource_of(container: Mapping[str, Any], name: str) -> Any:
     found = limit_of(container, name)
     if found is not None or not name:
         return found
-    return ((container.get("resources") or _EMPTY).get("requests") or _EMPTY).get(name)
+    return _mapping(_mapping(container, "resources"), "requests").get(name)
 
 
 def set_limit(container: dict[str, Any], name: str, value: int) -> None:
     """Write a limit, creating the maps on the way."""
-    resources: dict[str, Any] | None = container.get("resources")
-    if not resources:
-        resources = container["resources"] = {}
-    limits: dict[str, Any] | None = resources.get("limits")
-    if not limits:
-        limits = resources["limits"] = {}
-    limits[name] = str(value)
+    resources = child(container, "resources")
+    child(resources, "limits")[name] = str(value)
+
+
+def child(parent: dict[str, Any], key: str) -> dict[str, Any]:
+    """The object under `key`, created when there is none."""
+    found = parent.get(key)
+    if not isinstance(found, dict):
+        found = parent[key] = {}
+    return found
 
 
 def append_env(container: dict[str, Any], name: str, value: str, *, wins: Callable[[Any], bool]) -> None:
     """Append an environment variable unless the last entry of that name satisfies `wins`."""
-    env = container.get("env") or []
-    last = next((entry for entry in reversed(env) if entry.get("name") == name), None)
+    last = next((entry for entry in reversed(_objects(container, "env")) if entry.get("name") == name), None)
     if last is None or not wins(last):
-        container["env"] = [*env, {"name": name, "value": value}]
+        env = container.get("env")
+        container["env"] = [*(env if isinstance(env, list) else ()), {"name": name, "value": value}]
 
 
 def any_value(_entry: Any) -> bool:

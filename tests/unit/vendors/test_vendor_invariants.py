@@ -4,6 +4,7 @@ Cards, usages, pods and requests are generated; fits are compared with the vecto
 with what their annotations give back.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -402,6 +403,44 @@ def test_i7_devices_are_distinct_and_reasons_never_empty(p: VendorProfile, data:
     assert set(engine.annotations(p, context)) <= documented
 
 
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["", "1", "x", "Always"]),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(
+            st.sampled_from(
+                [*PROFILES[0].names.all(), "limits", "requests", "name", "value", "annotations", "containers"]
+            ),
+            inner,
+            max_size=3,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@every_vendor
+@given(data=st.data())
+def test_hostile_pods_get_an_answer_or_a_denial(p: VendorProfile, data: st.DataObject) -> None:
+    container = {key: data.draw(JSON) for key in ("name", "resources", "env")}
+    pod = {"metadata": data.draw(JSON), "spec": data.draw(JSON | st.just({"containers": [container]}))}
+    info = engine.pod_info(pod)
+    assert len(info.shape.kinds) == len(engine.containers_of(pod))
+    for given_container in (container, *engine.containers_of(pod)):
+        with contextlib.suppress(engine.AdmissionRejected):
+            engine.mutate_admission(p, given_container, pod, NoInventory())
+            engine.container_request(p, given_container, pod)
+
+
+class NoInventory:
+    def kinds(self, common_word: str) -> Sequence[DeviceInfo]:
+        return ()
+
+
 QUANTITIES = st.sampled_from(["0", "1", "2", "100", "1k", "4Gi", "16.0", "1500m", "-1", "2147483648", "x"])
 
 
@@ -414,13 +453,9 @@ def test_i7_admission_is_idempotent_and_agrees_with_the_filter(p: VendorProfile,
     container: dict[str, Any] = {"name": "c", "resources": {"limits": limits, "requests": requests}}
     pod: dict[str, Any] = {"metadata": {}, "spec": {"containers": [container]}}
 
-    class Inventory:
-        def kinds(self, common_word: str) -> Sequence[DeviceInfo]:
-            return ()
-
     def admit() -> tuple[bool, str]:
         try:
-            return engine.mutate_admission(p, container, pod, Inventory()), repr(pod)
+            return engine.mutate_admission(p, container, pod, NoInventory()), repr(pod)
         except engine.AdmissionRejected:
             return False, "rejected"
 
