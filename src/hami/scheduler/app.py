@@ -96,7 +96,10 @@ class Scheduler:
         writer = MetadataWriter(client, leadership)
         pending = PendingPods(client, state, leadership)
         locks = NodeLocks(client, recorder, timeout_s=settings.node_lock_timeout_s)
-        binder_settings = BinderSettings(lock_retry_s=settings.node_lock_retry_s)
+        binder_settings = BinderSettings(
+            lock_retry_s=settings.node_lock_retry_s,
+            privileged_allowed=settings.privileged == "allow-unlimited",
+        )
         binder = Binder(client, state, leadership, locks, events, binder_settings)
         nodes = NodeEvents(state, leadership, events, writer, locks)
         pods = PodEvents(state, leadership, events, writer, pending)

@@ -33,7 +33,7 @@ ALLOCATION_MODE = "hami.io/allocation-mode"
 STALE = "stale bind request"
 NOT_LEADER = "not the leader"
 _SETTLE_FIRST_S, _SETTLE_CAP_S = 0.1, 30.0
-_GROUP_MEMBERS = 10_000
+_NOTES = 10_000
 
 log = logging.getLogger(__name__)
 
@@ -55,12 +55,24 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
+class PodNote:
+    """What `/bind` needs to know of a pod beyond its reservation."""
+
+    group_member: bool = False  # a contended lock is tried again
+    privileged: str = ""  # name of its first privileged container
+
+
+_NOTHING_NOTED = PodNote()
+
+
+@dataclass(frozen=True, slots=True)
 class BinderSettings:
-    """Seconds: retry of pod-group members on a locked node (0: none), and the longest answer to
+    """Seconds a pod-group member waits for a locked node (0: none), and the longest answer to
     kube-scheduler."""
 
     lock_retry_s: float = 28.0
     answer_within_s: float = 25.0
+    privileged_allowed: bool = False  # privileged pods with devices are admitted; say so once they are bound
 
 
 class Binder:
@@ -88,14 +100,14 @@ class Binder:
         self._sleep = sleep
         self._settling: dict[str, asyncio.Task[Result]] = {}
         self._acquired: dict[str, str] = {}  # pod uid -> lock text written for it, until the outcome is known
-        self._group_members: OrderedDict[str, None] = OrderedDict()
+        self._notes: OrderedDict[str, PodNote] = OrderedDict()
 
-    def note_group_member(self, uid: str) -> None:
-        """The pod belongs to a pod group: a contended lock is tried again for it."""
-        self._group_members[uid] = None
-        self._group_members.move_to_end(uid)
-        if len(self._group_members) > _GROUP_MEMBERS:
-            self._group_members.popitem(last=False)
+    def note(self, uid: str, note: PodNote) -> None:
+        """Remember what `/filter` saw of a pod that it placed."""
+        self._notes[uid] = note
+        self._notes.move_to_end(uid)
+        if len(self._notes) > _NOTES:
+            self._notes.popitem(last=False)
 
     async def bind(self, args: ExtenderBindingArgs) -> str:
         """Answer a bind request; "" means bound."""
@@ -154,7 +166,8 @@ class Binder:
         if not needed:
             return ""
         owner = LockOwner(reservation.namespace, reservation.name)
-        retry_s = self._settings.lock_retry_s if reservation.uid in self._group_members else 0.0
+        note = self._notes.get(reservation.uid, _NOTHING_NOTED)
+        retry_s = self._settings.lock_retry_s if note.group_member else 0.0
         try:
             if retry_s > 0:
                 acquired = await self._locks.acquire_within(reservation.node, owner, retry_s)
@@ -235,6 +248,9 @@ class Binder:
             self._acquired.pop(reservation.uid, None)  # the lock is the plugin's from now on
             self._state.binding_confirmed(reservation.uid)
             self._events.bound(pod_of(reservation), reservation.node)
+            note = self._notes.pop(reservation.uid, _NOTHING_NOTED)
+            if note.privileged and self._settings.privileged_allowed:
+                self._events.unlimited(pod_of(reservation), note.privileged)
             log.info("pod.bound", extra={"pod": _name(reservation), "node": reservation.node})
         else:
             self._state.binding_refused(reservation.uid)

@@ -48,6 +48,11 @@ class SchedulerEvents:
         message = f"Successfully binding node [{node}] to {pod.namespace}/{pod.name}"
         self._recorder.record(pod, "Normal", "BindingSucceed", message)
 
+    def unlimited(self, pod: ObjectRef, container: str) -> None:
+        """A privileged pod with devices was bound (decision 1)."""
+        message = f"container {container} is privileged, its GPU limits are not enforced"
+        self._recorder.record(pod, "Warning", "HAMiUnlimited", message)
+
     def binding_failed(self, pod: ObjectRef, message: str) -> None:
         """The pod could not be bound."""
         self._recorder.record(pod, "Warning", "BindingFailed", message)

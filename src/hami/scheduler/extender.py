@@ -26,7 +26,7 @@ from hami.protocol.extender import (
 )
 from hami.protocol.views import MAX_OBJECT_BYTES, Node, Pod, decode
 from hami.scheduler.answers import NoFit, Placement, PlacementError, PodRequest, Simulated
-from hami.scheduler.binder import Binder
+from hami.scheduler.binder import Binder, PodNote
 from hami.scheduler.events import SchedulerEvents
 from hami.scheduler.leader import SyncGate
 from hami.scheduler.pending import PendingPods
@@ -139,8 +139,7 @@ class Extender:
                 )
             )
         self._pending.forget(pod.uid)
-        if is_group_member(pod):
-            self._binder.note_group_member(pod.uid)
+        self._binder.note(pod.uid, PodNote(is_group_member(pod), _privileged(pod)))
         self._events.filtering_succeeded(ref, answer)
         return encode_filter_result(ExtenderFilterResult(node_names=(answer.node,)))
 
@@ -197,6 +196,14 @@ def is_group_member(pod: Pod) -> bool:
     """Whether the pod belongs to a pod group (protocol.md §5)."""
     group = pod.spec.scheduling_group
     return bool(pod.labels.get(keys.POD_GROUP_LABEL) or (group is not None and group.pod_group_name))
+
+
+def _privileged(pod: Pod) -> str:
+    """Name of the first privileged container, else ""."""
+    for container in pod.slots:
+        if container.security_context is not None and container.security_context.privileged:
+            return container.name
+    return ""
 
 
 def _echo(nodes_raw: msgspec.Raw | None, names_raw: msgspec.Raw | None) -> bytes:

@@ -194,3 +194,15 @@ async def test_a_body_over_the_limit_is_an_explicit_error(start: Any) -> None:
         body = json.dumps({"Pod": {"metadata": {"name": "x" * 20_000}}, "NodeNames": []}).encode()
         answer = await world.call("filter", body)
         assert answer["Error"] == "the request is longer than 10000 bytes"
+
+
+async def test_a_privileged_pod_that_was_admitted_is_told_that_its_limits_do_not_hold(start: Any) -> None:
+    async with start(privileged="allow-unlimited") as world:
+        await world.add_node("n1")
+        pod = await world.add_pod("p")
+        pod["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+        await world.filter(pod, "n1")
+        assert await world.bind(pod, "n1") == ""
+        await world.scheduler.recorder.flush(10)
+        text = "container main is privileged, its GPU limits are not enforced"
+        assert ("Warning", "HAMiUnlimited", text) in await world.events()
