@@ -15,7 +15,8 @@ from hami.node.nvml import EventSource, GpuIdentity, XidEvent
 from hami.node.plugin.board import Board
 from hami.node.plugin.health_rules import XidRules
 
-WAIT_S: Final = 5.0
+WAIT_S: Final = 0.5
+"""Length of one NVML wait: how long a restart of the plugin may have to wait for the watcher."""
 _BACKOFF_S: Final = (1.0, 30.0)
 
 log = logging.getLogger(__name__)
