@@ -1,0 +1,42 @@
+"""``hami demo``: two pods share a simulated GPU on an embedded cluster; no Kubernetes, GPU or root."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import click
+
+
+@click.command(name="demo")
+@click.option("--keep", is_flag=True, help="Leave the cluster open for kubectl until Ctrl-C.")
+@click.option(
+    "--native",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=None,
+    help="Folder that `make native` made (default: build/native of this checkout).",
+)
+def command(keep: bool, native: Path | None) -> None:
+    """Show two pods sharing one simulated GPU, each within its own limits."""
+    from rich.console import Console
+
+    from hami.local.cluster import default_native
+    from hami.local.demo import run_demo
+    from hami.protocol.errors import HamiError
+
+    async def main() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, task.cancel)
+        await run_demo(Console(), (native or default_native()).resolve(), keep=keep)
+
+    try:
+        asyncio.run(main())
+    except asyncio.CancelledError:
+        if not keep:
+            raise SystemExit(130) from None
+    except HamiError as error:
+        raise click.ClickException(str(error)) from error
