@@ -18,7 +18,7 @@ from hami.protocol.durations import parse_duration
 from hami.protocol.extender import ExtenderBindingArgs
 from hami.protocol.views import Pod
 from hami.scheduler.answers import Reservation
-from hami.scheduler.binder import Binder, BinderSettings
+from hami.scheduler.binder import Binder, BinderSettings, PodNote
 from hami.scheduler.events import SchedulerEvents
 from hami.scheduler.leader import Leadership
 from hami.scheduler.node_locks import NodeLocks
@@ -83,7 +83,7 @@ async def _bind(case: Case) -> dict[str, Any]:
     )
     meta = pod["metadata"]
     if _in_a_group(pod_view(pod)):
-        binder.note_group_member(meta["uid"])
+        binder.note(meta["uid"], PodNote(group_member=True))
     error = await binder.bind(
         ExtenderBindingArgs(meta["name"], meta["namespace"], meta["uid"], case.input["node"])
     )
