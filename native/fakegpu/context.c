@@ -34,10 +34,13 @@ static void forget_in_child(void) {
 
 uint32_t fg_cuda_version(void) {
     static uint32_t known;
-    if (!known && fg_open() == 0)
-        known = (uint32_t)fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990,
-                                           fg.shared->driver_version);
-    return known;
+    uint32_t version = __atomic_load_n(&known, __ATOMIC_RELAXED);
+    if (!version && fg_open() == 0) {
+        version = (uint32_t)fg_config_number(fg.path, "FAKEGPU_CUDA_VERSION", 10000, 13990,
+                                             fg.shared->driver_version);
+        __atomic_store_n(&known, version, __ATOMIC_RELAXED);
+    }
+    return version;
 }
 
 static CUresult start(void) {

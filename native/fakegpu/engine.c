@@ -214,8 +214,9 @@ uint64_t fg_engine_submit(uint32_t d, uint64_t cost_ns) {
                 mark = ++channel->tail;
             }
             fg_unlock_device(device);
-            if (mark % 512 == 0 && fg_engine_before_reuse)
-                fg_engine_before_reuse();
+            void (*before_reuse)(void) = __atomic_load_n(&fg_engine_before_reuse, __ATOMIC_ACQUIRE);
+            if (mark % 512 == 0 && before_reuse)
+                before_reuse();
             return mark;
         }
         uint64_t room = channel->tail - FG_QUEUE + 1;

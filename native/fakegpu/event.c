@@ -104,7 +104,9 @@ static CUresult record(CUevent event, CUstream handle, int per_thread) {
         return result;
     if (stream->context->card != event->card)
         return CUDA_ERROR_INVALID_HANDLE;
-    uint64_t mark = fg_driver.zero_cost ? 0 : stream->legacy ? fg_engine_mark(event->card) : stream->mark;
+    uint64_t mark = fg_driver.zero_cost ? 0
+                    : stream->legacy    ? fg_engine_mark(event->card)
+                                        : __atomic_load_n(&stream->mark, __ATOMIC_ACQUIRE);
     pthread_mutex_lock(&lock);
     unlink_event(event);
     event->captured = graph;

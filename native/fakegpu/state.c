@@ -80,6 +80,7 @@ static void create_shared(struct fg_shared *shared) {
     init_mutex(&shared->slots_lock);
     for (int d = 0; d < FG_MAX_DEVICES; d++)
         init_mutex(&shared->devices[d].lock);
+    shared->size = sizeof *shared;
     __atomic_store_n(&shared->magic, FG_MAGIC, __ATOMIC_RELEASE);
 }
 
@@ -123,6 +124,11 @@ static int map_state(void) {
     fcntl(fg.lock_fd, F_OFD_SETLK, &init);
     if (shared == MAP_FAILED)
         return error;
+    if (shared->size != sizeof *shared) {
+        fprintf(stderr, "fakegpu: %s was made by another version; remove it\n", fg.path);
+        munmap(shared, sizeof *shared);
+        return EINVAL;
+    }
     fg.pid_namespace = fg_pid_namespace(fg.path);
     fg.visible_count = fg_visible_devices(shared, fg.path, fg.visible);
     fg.shared = shared;
@@ -235,7 +241,8 @@ static int try_account(struct fg_device *device, struct fg_account *own, enum fg
     if (fits) {
         device->used_bytes += (uint64_t)physical;
         own->physical[kind] += (uint64_t)physical;
-        own->units[kind] += (uint64_t)units;
+        __atomic_fetch_add(&own->units[kind], (uint64_t)units,
+                           __ATOMIC_RELAXED); /* heap.c adds without the lock */
     }
     fg_unlock_device(device);
     return fits;

@@ -82,7 +82,7 @@ struct fg_device {
 };
 
 struct fg_shared {
-    uint64_t magic;
+    uint64_t magic, size; /* size: of this structure in the build that made it */
     uint32_t device_count, driver_version, pid_convention, hide_processes;
     uint64_t context_bytes, module_bytes, kernel_ns, slice_ns, sample_ns, sample_lag, time_scale_milli;
     uint64_t realtime_offset_ns, generation;

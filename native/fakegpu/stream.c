@@ -21,6 +21,10 @@ static _Thread_local struct {
     struct fg_stream *stream;
 } own[OWN_STREAMS];
 
+static void count_capture(int change) {
+    __atomic_fetch_add(&captures, change, __ATOMIC_RELAXED);
+}
+
 static pid_t thread_id(void) {
     return (pid_t)syscall(SYS_gettid);
 }
@@ -93,7 +97,8 @@ void fg_streams_drop_context(struct fg_context *context) {
     pthread_mutex_lock(&lock);
     for (struct fg_stream *stream = all; stream; stream = stream->next)
         if (stream->context == context) {
-            captures -= stream->capture_status != CU_STREAM_CAPTURE_STATUS_NONE && stream->capture_origin;
+            count_capture(
+                -(stream->capture_status != CU_STREAM_CAPTURE_STATUS_NONE && stream->capture_origin));
             stream->capture_status = CU_STREAM_CAPTURE_STATUS_NONE;
             stream->magic = 0; /* memory is kept: a stale handle must stay recognisable */
         }
@@ -147,10 +152,12 @@ CUresult fg_stream_capture(struct fg_stream *stream, struct fg_graph **graph) {
         return CUDA_SUCCESS;
     if (stream->legacy)
         return legacy_conflict(stream);
-    if (stream->capture_status == CU_STREAM_CAPTURE_STATUS_INVALIDATED)
-        return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
-    *graph = stream->capture_status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? stream->graph : NULL;
-    return CUDA_SUCCESS;
+    pthread_mutex_lock(&lock);
+    int status = stream->capture_status;
+    *graph = status == CU_STREAM_CAPTURE_STATUS_ACTIVE ? stream->graph : NULL;
+    pthread_mutex_unlock(&lock);
+    return status == CU_STREAM_CAPTURE_STATUS_INVALIDATED ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+                                                          : CUDA_SUCCESS;
 }
 
 CUresult fg_forbidden_in_capture(void) {
@@ -193,7 +200,7 @@ static CUresult begin(CUstream handle, int per_thread, struct fg_graph *graph, i
         stream->capture_origin = 1;
         stream->capture_thread = thread_id();
         stream->capture_id = next_capture++;
-        captures += stream->graph != NULL;
+        count_capture(stream->graph != NULL);
         result = stream->graph ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&lock);
@@ -231,7 +238,7 @@ static CUresult end(CUstream handle, int per_thread, CUgraph *graph) {
             each->capture_status = CU_STREAM_CAPTURE_STATUS_NONE;
             each->graph = NULL;
         }
-    captures--;
+    count_capture(-1);
     pthread_mutex_unlock(&lock);
     *graph = valid ? captured : NULL;
     if (!valid)
@@ -327,7 +334,7 @@ static CUresult destroy(CUstream stream) {
         stream->magic != STREAM_MAGIC)
         return CUDA_ERROR_INVALID_HANDLE;
     pthread_mutex_lock(&lock);
-    captures -= stream->capture_status != CU_STREAM_CAPTURE_STATUS_NONE && stream->capture_origin;
+    count_capture(-(stream->capture_status != CU_STREAM_CAPTURE_STATUS_NONE && stream->capture_origin));
     stream->capture_status = CU_STREAM_CAPTURE_STATUS_NONE;
     stream->magic = 0;
     pthread_mutex_unlock(&lock);
@@ -372,7 +379,8 @@ FG_TWIN(cuStreamQuery, cuStreamQuery_ptsz, (CUstream handle), {
         result = not_capturing(stream);
     if (result != CUDA_SUCCESS)
         return result;
-    uint64_t mark = stream->legacy ? fg_engine_mark(stream->context->card) : stream->mark;
+    uint64_t mark = stream->legacy ? fg_engine_mark(stream->context->card)
+                                   : __atomic_load_n(&stream->mark, __ATOMIC_ACQUIRE);
     return fg_engine_reached(stream->context->card, mark, &when) ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 })
 
