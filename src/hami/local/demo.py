@@ -216,7 +216,7 @@ class Demo:
         used = sum(found.used_bytes for found in usage.values())
         for card in cards:
             table.add_row(
-                NODE, f"{str(card['id'])[:12]}…", str(card["type"]).removeprefix("NVIDIA-"),
+                f"{str(card['id'])[:12]}…", str(card["type"]).removeprefix("NVIDIA-"),
                 f"{card['devmem']} MiB", mib(promised), mib(used),
             )  # fmt: skip
         return table
