@@ -31,7 +31,7 @@ def share(node: Node, shells: list[Shell], container: str = "a") -> float:
 def launcher(
     node: Node, container: str = "a", *, ns: int = 100_000, extra: dict[str, str] | None = None, **env: str
 ) -> Shell:
-    shell = node.shell(container, extra=extra, **env).start()
+    shell = node.shell(container, extra={**(extra or {}), **env}).start()
     shell.must(f"kernel {ns}")
     return shell
 

@@ -45,8 +45,8 @@ struct vg_cost *vg_cost_get(uintptr_t function, uint64_t work, int device) {
 
 uint64_t vg_cost_start_value(uint64_t work, int sms, int threads_per_sm) {
     uint64_t parallel = (uint64_t)(sms > 0 ? sms : 1) * (uint64_t)(threads_per_sm > 0 ? threads_per_sm : 1);
-    uint64_t ns = (uint64_t)((double)START_NS * (double)work / (double)parallel);
-    return ns < 1000000000u ? ns : 1000000000u;
+    double ns = (double)START_NS * (double)work / (double)parallel;
+    return ns < 1e9 ? (uint64_t)ns : 1000000000u;
 }
 
 void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches) {

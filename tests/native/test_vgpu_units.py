@@ -1,0 +1,41 @@
+"""The pure pieces of libvgpu.so, in C; the same program runs in the sanitizer builds."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from vgpu_harness import NativeBuild
+
+NAMES = [
+    "sizes",
+    "configuration",
+    "records",
+    "reused_address",
+    "ranges",
+    "bucket",
+    "costs",
+    "admission_race",
+    "admission_exact",
+    "admission_undecided",
+    "admission_settles_before_it_refuses",
+]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_unit(native: NativeBuild, tmp_path: Path, name: str) -> None:
+    done = subprocess.run(
+        [str(native.program("vgpu_unit")), name, str(tmp_path / "unit.cache")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={"LIBCUDA_LOG_LEVEL": "0"},
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_unit_is_listed_here(native: NativeBuild) -> None:
+    done = subprocess.run([str(native.program("vgpu_unit"))], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == NAMES
