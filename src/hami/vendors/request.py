@@ -23,6 +23,7 @@ from hami.vendors.types import (
 )
 
 _EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
+_MAPPINGS: Final = (dict, Mapping)  # plain ones are recognised fast
 
 
 def mutate_admission(
@@ -192,7 +193,7 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
 
 def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     found = parent.get(key)
-    return found if isinstance(found, dict | Mapping) else _EMPTY
+    return found if isinstance(found, _MAPPINGS) else _EMPTY
 
 
 def _objects(parent: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
