@@ -75,6 +75,7 @@ struct fg_block {
     struct fg_pool *pool;
     size_t mapped; /* bytes of an own mapping, 0: inside a chunk or not ours */
     uint64_t units, physical, id;
+    struct fg_chunk *chunk;
     struct fg_block *chain;
 };
 

@@ -1,30 +1,17 @@
 /* Memory of this process: address ranges that are committed only when touched, and the tree that finds them.
  */
-#include "driver.h"
+#include "chunk.h"
 
-#include <errno.h>
 #include <search.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
-enum { UNIT = 512, CHUNK_UNITS = 4096, SPARE_CHUNKS = 16 };
 #define SMALL ((size_t)1 << 20)
-
-/* One 2 MiB granule cut into units of 512 bytes. */
-struct chunk {
-    uintptr_t start;
-    uint32_t card, free_units,
-        no_room_for; /* no_room_for: a run of this length was not found since the last free */
-    uint64_t used[CHUNK_UNITS / 64];
-    struct chunk *next;
-};
+enum { CACHED = 64 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void *tree;
-static struct chunk *chunks;
-static void *spare[SPARE_CHUNKS];
-static int spare_count;
 static uint64_t next_id = 1;
 
 static int compare(const void *left, const void *right) {
@@ -40,103 +27,30 @@ static struct fg_block *find(uintptr_t address) {
     return node ? *node : NULL;
 }
 
-/* `size` bytes at a multiple of 2 MiB, committed when touched; NULL if the address space has no room. */
-static void *map_aligned(size_t size) {
-    size_t all = size + FG_GRANULE;
-    char *start = all > size ? mmap(NULL, all, PROT_READ | PROT_WRITE,
-                                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
-                             : MAP_FAILED;
-    if (start == MAP_FAILED)
-        return NULL;
-    size_t head = (FG_GRANULE - (uintptr_t)start % FG_GRANULE) % FG_GRANULE;
-    if (head)
-        munmap(start, head);
-    if (FG_GRANULE - head)
-        munmap(start + head + size, FG_GRANULE - head);
-    (void)madvise(start + head, size, MADV_DONTDUMP);
-    return start + head;
-}
+/* In zero-cost mode (benches) freed mappings are kept, so that a pair of calls costs no system call. */
+static struct {
+    void *start;
+    size_t size;
+} cache[CACHED];
+static int cached;
 
-static int run_is_free(const struct chunk *chunk, uint32_t first, uint32_t count) {
-    for (uint32_t i = first; i < first + count; i++)
-        if (chunk->used[i / 64] >> (i % 64) & 1)
-            return (int)(i + 1); /* continue the search behind it */
-    return 0;
-}
-
-static void mark(struct chunk *chunk, uint32_t first, uint32_t count, int used) {
-    for (uint32_t i = first; i < first + count; i++) {
-        uint64_t bit = (uint64_t)1 << (i % 64);
-        chunk->used[i / 64] = used ? chunk->used[i / 64] | bit : chunk->used[i / 64] & ~bit;
-    }
-    chunk->free_units = used ? chunk->free_units - count : chunk->free_units + count;
-}
-
-static uintptr_t take_run(struct chunk *chunk, uint32_t count) {
-    if (count > chunk->free_units || (chunk->no_room_for && count >= chunk->no_room_for))
-        return 0;
-    for (uint32_t i = 0; i + count <= CHUNK_UNITS;) {
-        if (chunk->used[i / 64] == UINT64_MAX) {
-            i = (i / 64 + 1) * 64;
-            continue;
-        }
-        int next = run_is_free(chunk, i, count);
-        if (next == 0) {
-            mark(chunk, i, count, 1);
-            return chunk->start + (uintptr_t)i * UNIT;
-        }
-        i = (uint32_t)next;
-    }
-    chunk->no_room_for = count;
-    return 0;
-}
-
-static struct chunk *new_chunk(uint32_t card) {
-    struct chunk *chunk = calloc(1, sizeof *chunk);
-    void *memory = spare_count ? spare[--spare_count] : map_aligned(FG_GRANULE);
-    if (!chunk || !memory || fg_account(card, FG_DATA, (int64_t)FG_GRANULE, 0) != 0) {
-        if (memory)
-            munmap(memory, FG_GRANULE);
-        free(chunk);
-        return NULL;
-    }
-    chunk->start = (uintptr_t)memory;
-    chunk->card = card;
-    chunk->free_units = CHUNK_UNITS;
-    chunk->next = chunks;
-    return chunks = chunk;
-}
-
-static uintptr_t allocate_small(uint32_t card, size_t size) {
-    uint32_t count = (uint32_t)((size + UNIT - 1) / UNIT);
-    for (struct chunk *chunk = chunks; chunk; chunk = chunk->next) {
-        uintptr_t start = chunk->card == card ? take_run(chunk, count) : 0;
-        if (start)
+static void *map_block(size_t size) {
+    for (int i = cached - 1; i >= 0; i--)
+        if (cache[i].size == size) {
+            void *start = cache[i].start;
+            cache[i] = cache[--cached];
             return start;
-    }
-    struct chunk *chunk = new_chunk(card);
-    return chunk ? take_run(chunk, count) : 0;
+        }
+    return fg_map_aligned(size);
 }
 
-static void free_small(const struct fg_block *block) {
-    for (struct chunk **link = &chunks; *link; link = &(*link)->next) {
-        struct chunk *chunk = *link;
-        if (block->start < chunk->start || block->start >= chunk->start + FG_GRANULE)
-            continue;
-        mark(chunk, (uint32_t)((block->start - chunk->start) / UNIT),
-             (uint32_t)((block->size + UNIT - 1) / UNIT), 0);
-        chunk->no_room_for = 0;
-        if (chunk->free_units < CHUNK_UNITS)
-            return;
-        *link = chunk->next;
-        fg_account(chunk->card, FG_DATA, -(int64_t)FG_GRANULE, 0);
-        if (spare_count < SPARE_CHUNKS)
-            spare[spare_count++] = (void *)chunk->start;
-        else
-            munmap((void *)chunk->start, FG_GRANULE);
-        free(chunk);
+static void unmap_block(void *start, size_t size) {
+    if (!fg_driver.zero_cost || cached == CACHED) {
+        munmap(start, size);
         return;
     }
+    cache[cached].start = start;
+    cache[cached++].size = size;
 }
 
 static CUresult enter_block(const struct fg_block *block) {
@@ -159,7 +73,7 @@ static void count_units(uint32_t card, int64_t units) {
 static CUresult charge(struct fg_block *block) {
     if (block->kind == FG_BLOCK_HOST)
         return CUDA_SUCCESS;
-    block->units = fg_round(block->size, UNIT);
+    block->units = fg_round(block->size, FG_UNIT);
     if (block->kind == FG_BLOCK_POOL)
         return fg_pool_take(block->pool, block->units);
     block->physical = fg_round(block->size, FG_GRANULE);
@@ -194,7 +108,7 @@ static CUresult allocate_large(struct fg_block *block) {
     if (result != CUDA_SUCCESS)
         return result;
     block->mapped = fg_round(block->size, FG_GRANULE);
-    block->start = (uintptr_t)map_aligned(block->mapped);
+    block->start = (uintptr_t)map_block(block->mapped);
     if (!block->start)
         discharge(block);
     return block->start ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
@@ -207,8 +121,8 @@ CUresult fg_heap_allocate(struct fg_context *context, size_t size, enum fg_block
     CUresult result = CUDA_SUCCESS;
     pthread_mutex_lock(&lock);
     if (kind == FG_BLOCK_PLAIN && size < SMALL) {
-        block.start = allocate_small(context->card, size);
-        block.units = fg_round(size, UNIT);
+        block.start = fg_chunk_take(context->card, size, &block.chunk);
+        block.units = fg_round(size, FG_UNIT);
         result = block.start ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
         if (block.start)
             count_units(context->card, (int64_t)block.units);
@@ -239,9 +153,9 @@ static void release(struct fg_block *block) {
     tdelete(block, &tree, compare);
     discharge(block);
     if (block->mapped)
-        munmap((void *)block->start, block->mapped);
+        unmap_block((void *)block->start, block->mapped);
     else if (block->kind == FG_BLOCK_PLAIN)
-        free_small(block);
+        fg_chunk_give(block->chunk, block->start, block->size);
     free(block);
 }
 
@@ -302,6 +216,6 @@ void fg_heap_forget(void) {
      * unused. */
     pthread_mutex_init(&lock, NULL);
     tree = NULL;
-    chunks = NULL;
-    spare_count = 0;
+    cached = 0;
+    fg_chunks_forget();
 }
