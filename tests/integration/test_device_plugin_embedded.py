@@ -228,6 +228,16 @@ async def test_sighup_reads_the_node_config_again(node: Node) -> None:
     await node.until(lambda: node.allocatable == "10")
 
 
+async def test_an_xid_takes_the_card_out_of_service(node: Node) -> None:
+    tool = NATIVE / "fakegpu/fakegpud"
+    assert tool.exists(), "the simulated driver is incomplete: run `make native`"
+    env = {"FAKEGPU_STATE": str(node.directory / "cards")}
+    process = await asyncio.create_subprocess_exec(str(tool), "xid", "1", "79", env=env)
+    assert await process.wait() == 0
+    await node.until(lambda: node.allocatable == "3")
+    await node.until(lambda: [card.health for card in node.cards] == [True, False])
+
+
 def region(uuid: str, used: int, limit: int) -> bytes:
     data = bytearray(layout.V1.SIZE + 1)
     layout.V1.magic.write(data, layout.MAGIC)

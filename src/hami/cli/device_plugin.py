@@ -24,7 +24,7 @@ def _switch(
     )
 
 
-@click.command(name="device-plugin")
+@click.group(name="device-plugin", invoke_without_command=True)
 @click.option(
     "--config-file", envvar="CONFIG_FILE", type=click.Path(path_type=Path), help="device-config.yaml"
 )
@@ -69,11 +69,20 @@ def _switch(
 @click.option("--allocation-mode", default="auto", show_default=True, help="auto or lock.")
 @click.option("--host-root", default="", help="Keep all host paths below this directory (tests, demo).")
 @_switch("--limits-file", envvar="LIMITS_FILE", default=True, text="Mount a limits file into containers.")
+@click.option(
+    "--library",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="libvgpu.so that must be installed on the host (default: the packaged one, if there is one).",
+)
 @click.option("--kube-qps", type=click.FloatRange(min=0), default=50.0, show_default=True)
 @click.option("--kube-burst", type=click.IntRange(min=1), default=100, show_default=True)
 @click.option("-v", "--v", "verbosity", type=int, default=0, help="Log verbosity; 4 and more is debug.")
-def command(**flags: Any) -> None:
+@click.pass_context
+def command(context: click.Context, /, **flags: Any) -> None:
     """Offer this node's GPUs to kubelet and answer its allocations."""
+    if context.invoked_subcommand is not None:
+        return
     from hami.kube.logs import level_from_verbosity, setup_logging
     from hami.node.plugin.process import run_device_plugin
     from hami.protocol.errors import HamiError
@@ -85,12 +94,19 @@ def command(**flags: Any) -> None:
         raise click.ClickException(str(error)) from error
 
 
+@command.command()
+def version() -> None:
+    """Print the version."""
+    click.echo(f"NVIDIA Device Plugin version: v{package_version('hami')}")
+
+
 def _process_config(flags: dict[str, Any]) -> Any:
     from hami.node.config import Overrides
     from hami.node.errors import SettingsError
     from hami.node.nvml import resolve_library
     from hami.node.paths import DEFAULT_HOOK_PATH, HostPaths
     from hami.node.plugin.health_rules import parse_rules
+    from hami.node.plugin.library import packaged_library
     from hami.node.plugin.process import ProcessConfig
     from hami.node.plugin.service import PluginOptions
     from hami.protocol import keys
@@ -130,6 +146,7 @@ def _process_config(flags: dict[str, Any]) -> Any:
             pass_device_specs=flags["pass_device_specs"],
             dev_root=flags["dev_root"] or flags["nvidia_driver_root"],
         ),
+        library=flags["library"] or (packaged_library() if packaged_library().exists() else None),
         nvml_library=resolve_library(flags["driver_root_ctr_path"]),
         lock_timeout_s=parse_duration(expiry) if expiry else DEFAULT_LOCK_TIMEOUT,
         kube_qps=flags["kube_qps"],

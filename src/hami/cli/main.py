@@ -11,6 +11,7 @@ _COMMANDS: dict[str, str] = {
     "demo": "hami.cli.demo",
     "scheduler": "hami.cli.scheduler",
     "device-plugin": "hami.cli.device_plugin",
+    "install-library": "hami.cli.install_library",
     "monitor": "hami.cli.monitor",
 }
 

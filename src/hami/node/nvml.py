@@ -34,12 +34,11 @@ LIBRARY: Final = "libnvidia-ml.so.1"
 _GONE: Final = frozenset(
     {
         pynvml.NVML_ERROR_UNINITIALIZED,
-        pynvml.NVML_ERROR_GPU_IS_LOST,
         pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        pynvml.NVML_ERROR_UNKNOWN,
-        pynvml.NVML_ERROR_RESET_REQUIRED,
+        pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH,
     }
 )
+"""Errors of the driver as a whole, after which a new session is opened. A lost card is none of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +180,13 @@ class NvmlSession:
             | pynvml.nvmlEventTypeDoubleBitEccError
             | pynvml.nvmlEventTypeSingleBitEccError
         )
-        events = pynvml.nvmlEventSetCreate()
+        # NVML counts its users: the source holds the driver on its own, whatever happens to the session.
+        pynvml.nvmlInit()
+        try:
+            events = pynvml.nvmlEventSetCreate()
+        except pynvml.NVMLError:
+            pynvml.nvmlShutdown()
+            raise
         unwatched = []
         for gpu in gpus:
             try:
@@ -243,6 +248,8 @@ class _NvmlEvents:
     def close(self) -> None:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlEventSetFree(self._events)
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlShutdown()
 
 
 def numa_node(bus_id: str, sysfs: str = "/sys") -> int:

@@ -17,6 +17,7 @@ KUBELET_SOCKET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
 LOCK_PARENT: Final = "/tmp/vgpulock"  # noqa: S108 - the name is part of the protocol, its checks are in lockparent.py
 LOCK_HOSTPID: Final = "/tmp/vgpulock/hostpid"  # noqa: S108
 BROKER_DIRECTORY: Final = "/var/run/hami/hostpid"
+MIG_LOCK_NAME: Final = "hami-mig-apply.lock"
 PRELOAD: Final = "/etc/ld.so.preload"
 LIMITS_MOUNT: Final = "/overrideEnv"
 DEFAULT_HOOK_PATH: Final = "/usr/local"
@@ -34,6 +35,8 @@ class HostPaths:
     root: str = ""
     hook: str = DEFAULT_HOOK_PATH
     version: str = "unknown"
+    library_version: str = ""
+    """Name of the library's version directory where it differs from ``version``."""
 
     def __post_init__(self) -> None:
         if self.root and (not self.root.startswith("/") or self.root.endswith("/")):
@@ -76,12 +79,17 @@ class HostPaths:
         return self.host(f"{self.vgpu}/ld.so.preload")
 
     @property
+    def library_folder(self) -> str:
+        """``<H>/vgpu/lib`` with one directory per version (before ``host()``)."""
+        return f"{self.vgpu}/lib"
+
+    @property
     def library_candidates(self) -> tuple[str, ...]:
         """Host paths of the library, best first: our own layout, then HAMi's names (device-plugin.md §7.7,
         §12).
         """
         names = (
-            f"{self.vgpu}/lib/{self.version}/libvgpu.so",
+            f"{self.library_folder}/{self.library_version or self.version}/libvgpu.so",
             f"{self.vgpu}/libvgpu.so.{self.version}",
             f"{self.vgpu}/libvgpu.so",
         )

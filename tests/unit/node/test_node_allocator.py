@@ -131,6 +131,21 @@ async def test_l8_the_lock_is_held_until_the_last_container(bench: Bench, make_p
     assert not bench.is_locked
 
 
+async def test_l40_a_lock_of_the_future_is_reported_and_obeyed(bench: Bench, make_pod: Make) -> None:
+    bench.cluster.add(make_pod("p", ONE))
+    bench.cluster.node_annotations[LOCK] = "2026-08-21T08:40:00Z,team-a,p"
+    await bench.allocate([f"{U1}-7"])
+    assert [event[:2] for event in bench.cluster.events] == [("node", "ClockSkew")]
+    assert not bench.is_locked
+
+
+async def test_a_leftover_mig_lock_is_removed_at_start(bench: Bench) -> None:
+    folder = bench.path("../../../tmp/hami")
+    (folder / "hami-mig-apply.lock").write_text("")
+    bench.workspace.prepare_start()
+    assert list(folder.iterdir()) == []
+
+
 async def test_l11_without_a_pod_nothing_is_written(bench: Bench) -> None:
     with pytest.raises(NoBindingPodError, match="no binding pod found on node n1"):
         await bench.allocate([f"{U1}-7"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hami.node.errors import AllocateError, NoBindingPodError
-from hami.node.plugin.pending import failure, find_pod, next_count, take
+from hami.node.plugin.pending import failure, find_pod, lock_is_ahead, next_count, take
 from hami.protocol.allocation import ContainerDevice, decode_allocation, encode_allocation
 from hami.protocol.views import Pod, decode
 
@@ -68,6 +68,13 @@ def test_l40_lock_times_of_two_zones_are_one_instant_and_the_future_is_now(make_
     pods = [view(make_pod("p", "B,NVIDIA,1,1:;", bind_phase="none"))]
     for time in ("2026-08-21T10:14:55+02:00", "2026-08-21T08:14:55Z", "2026-08-21T08:40:00Z"):
         assert find_pod("n1", lock_for("p", time), pods, NOW).name == "p"
+
+
+def test_l40_a_lock_of_the_future_is_recognised() -> None:
+    assert lock_is_ahead("2026-08-21T08:40:00Z,team-a,p", NOW)
+    assert not lock_is_ahead("2026-08-21T08:19:00Z,team-a,p", NOW)
+    assert not lock_is_ahead("garbage", NOW)
+    assert not lock_is_ahead(None, NOW)
 
 
 def test_l10_the_oldest_bind_time_with_the_matching_count_is_chosen(make_pod: Make) -> None:

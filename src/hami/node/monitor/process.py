@@ -23,8 +23,9 @@ from hami.node.monitor.server import Application, MetricsServer, listen
 from hami.node.monitor.service import Monitor, MonitorOptions, cancel_and_wait
 from hami.node.monitor.tracker import Tracker
 from hami.node.nvml import NvmlSession
+from hami.node.paths import MIG_LOCK_NAME
 
-MIG_LOCK = "/tmp/hami/hami-mig-apply.lock"  # noqa: S108 - WIRE with the device plugin; only looked at
+MIG_LOCK = f"/tmp/hami/{MIG_LOCK_NAME}"  # noqa: S108 - WIRE with the device plugin; only looked at
 USER_AGENT = "hami-monitor"
 
 log = logging.getLogger(__name__)

@@ -29,7 +29,7 @@ from hami.node.plugin.answer import (
     reserved_variables,
 )
 from hami.node.plugin.checkpoint import Checkpoint, CheckpointError, Entry, checkpoint_devices
-from hami.node.plugin.pending import Popped, failure, find_pod, remaining, take
+from hami.node.plugin.pending import Popped, failure, find_pod, lock_is_ahead, remaining, take
 from hami.node.plugin.preferred import Choice, align, preferred_for_containers
 from hami.node.plugin.workspace import Workspace
 from hami.protocol.allocation import Slot, is_consumed
@@ -307,6 +307,10 @@ class Allocator:
         except TimeoutError as error:
             raise AllocateError(f"cannot look up the binding pod: {last or 'no answer'}") from error
         lock = node.annotations.get(NODE_LOCK)
+        if lock_is_ahead(lock, self._clock()):
+            self._cluster.node_event(
+                "Warning", "ClockSkew", f"the node lock {str(lock)[:80]} is dated more than 5 min ahead"
+            )
         return find_pod(self._cluster.node_name, lock, pods, self._clock(), wanted, self._lock_timeout_s)
 
     async def _repeated(self, key: tuple[tuple[str, ...], ...]) -> tuple[Answer, ...] | None:

@@ -35,7 +35,7 @@ from hami.protocol.keys import (
     VENDOR_KEYS,
 )
 from hami.protocol.lock import DEFAULT_LOCK_TIMEOUT, LockOwner, holder_is_done, parse_lock
-from hami.protocol.timestamps import CLOCK_SKEW_SECONDS
+from hami.protocol.timestamps import CLOCK_SKEW_SECONDS, is_skewed
 from hami.protocol.views import Container, Pod
 
 TO_ALLOCATE: Final = VENDOR_KEYS[NVIDIA].to_allocate
@@ -105,6 +105,14 @@ def find_pod(
             f"no binding pod found on node {node_name}", f"{named.namespace}/{named.name}" if named else ""
         )
     return min(waiting, key=lambda pod: (_bind_time(pod, now), pod.namespace, pod.name))
+
+
+def lock_is_ahead(lock: str | None, now: float) -> bool:
+    """Whether a node lock is dated more than 5 min ahead of our clock; it is then treated as taken now."""
+    try:
+        return lock is not None and is_skewed(parse_lock(lock).time, now)
+    except LockFormatError:
+        return False
 
 
 def take(pod: Pod, id_counts: Sequence[int]) -> Taken:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from hami.kube.client import Client, Limits
@@ -15,12 +16,15 @@ from hami.node.config import Overrides
 from hami.node.lock import LockReleaser
 from hami.node.nvml import NvmlSession
 from hami.node.plugin.allocator import Allocator
+from hami.node.plugin.library import LibraryError, verify
 from hami.node.plugin.loader import SettingsLoader
 from hami.node.plugin.service import DevicePlugin, PluginOptions
 from hami.node.plugin.workspace import Workspace
 
 COMPONENT = "hami-device-plugin"
 _FLUSH_S = 3.0
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +37,8 @@ class ProcessConfig:
     given: Overrides
     options: PluginOptions
     nvml_library: str
+    library: Path | None
+    """The library that must be installed on the host; None: nothing is verified."""
     lock_timeout_s: float
     kube_qps: float
     kube_burst: int
@@ -42,6 +48,7 @@ async def run_device_plugin(config: ProcessConfig) -> None:
     """Run until SIGINT, SIGTERM or SIGQUIT. Raises :class:`hami.protocol.errors.HamiError` when it cannot
     start.
     """
+    config = await asyncio.to_thread(_verified, config)
     limits = Limits(qps=config.kube_qps, burst=config.kube_burst)
     async with Client(load_config(), limits, user_agent=COMPONENT) as client:
         recorder = EventRecorder(client, COMPONENT, config.node_name)
@@ -52,6 +59,17 @@ async def run_device_plugin(config: ProcessConfig) -> None:
             await recorder.flush(_FLUSH_S)
             sending.cancel()
             await asyncio.wait({sending})
+
+
+def _verified(config: ProcessConfig) -> ProcessConfig:
+    if config.library is None:
+        log.warning("library.not_verified", extra={"candidates": config.options.paths.library_candidates})
+        return config
+    try:
+        paths = verify(config.library, config.options.paths)
+    except OSError as error:
+        raise LibraryError(f"cannot read {config.library}: {error.strerror or error}") from error
+    return replace(config, options=replace(config.options, paths=paths))
 
 
 async def _serve(config: ProcessConfig, cluster: KubeCluster) -> None:

@@ -5,6 +5,7 @@ sources.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import posixpath
 from collections.abc import Mapping
@@ -20,13 +21,15 @@ from hami.node.files import (
     require_regular,
     rewrite_file,
 )
-from hami.node.paths import LOCK_PARENT, HostPaths, container_directory
+from hami.node.paths import LOCK_PARENT, MIG_LOCK_NAME, HostPaths, container_directory
 from hami.node.plugin.answer import HostFiles, limits_text
 from hami.node.plugin.checkpoint import MAX_BYTES, Checkpoint, decode_checkpoint
 from hami.node.plugin.lockparent import prepare_lock_parent
 
 _CACHE_MODE: Final = 0o777
 _LIMITS_MODE: Final = 0o644
+
+log = logging.getLogger(__name__)
 
 
 class Workspace:
@@ -39,10 +42,22 @@ class Workspace:
     def prepare_start(self) -> None:
         """Make the directories that an allocation needs; does not touch the lock parent."""
         paths = self._paths
+        shared = paths.host(posixpath.dirname(LOCK_PARENT))
         if paths.root:
-            ensure_directory(paths.host(posixpath.dirname(LOCK_PARENT)), 0o1777, self._owner)
+            ensure_directory(shared, 0o1777, self._owner)
+        self._clear_mig_lock(shared)
         for directory in (paths.host(paths.vgpu), paths.containers, paths.limits):
             ensure_directory(directory, 0o755, self._owner)
+
+    def _clear_mig_lock(self, shared: str) -> None:
+        """Remove a left-over MIG lock, which would stop the monitor; what is not ours there is left alone."""
+        folder = f"{shared}/hami"
+        try:
+            ensure_directory(folder, 0o755, self._owner)
+            with open_directory(folder, self._owner) as directory, contextlib.suppress(FileNotFoundError):
+                os.unlink(MIG_LOCK_NAME, dir_fd=directory)
+        except (OSError, UnsafePathError) as error:
+            log.warning("mig_lock.not_cleared", extra={"folder": folder, "cause": str(error)})
 
     def prepare_lock_parent(self) -> None:
         """Make ``/tmp/vgpulock`` safe; the error text starts with ``failed to prepare host PID lock
@@ -121,6 +136,3 @@ class Workspace:
         with open_directory(parent, self._owner) as directory:
             os.rename(name, f"{name}.unreadable", src_dir_fd=directory, dst_dir_fd=directory)
         return f"{self._paths.checkpoint}.unreadable"
-
-
-__all__ = ["UnsafePathError", "Workspace"]
