@@ -22,11 +22,12 @@ _CACHED_LISTS = 16
 class Mask:
     """Candidate nodes by name, resolved to rows of the node table; resolved again after nodes come or go."""
 
-    __slots__ = ("_by_row", "_names_version", "_rows", "names", "unregistered")
+    __slots__ = ("_by_row", "_names_version", "_rows", "names", "registered", "unregistered")
 
     def __init__(self, names: Iterable[str]) -> None:
         self.names = tuple(dict.fromkeys(names))
-        self.unregistered: tuple[str, ...] = ()
+        self.registered: Sequence[str] = ()  # aligned with `row_numbers`
+        self.unregistered: Sequence[str] = ()
         self._names_version = -1
         self._rows: IntArray = np.zeros(0, np.int64)
         self._by_row: BoolArray = np.zeros(0, np.bool_)
@@ -37,17 +38,21 @@ class Mask:
         return self._by_row
 
     def row_numbers(self, table: NodeTable) -> IntArray:
-        """Rows of the registered candidates, in the order of `names`."""
+        """Rows of the registered candidates, in the order of `registered`."""
         self._resolve(table)
         return self._rows
 
     def _resolve(self, table: NodeTable) -> None:
         if self._names_version == table.names_version:
             return
-        rows = table.rows_of(self.names)
-        known = rows >= 0
-        self.unregistered = tuple(name for name, there in zip(self.names, known, strict=True) if not there)
-        self._rows = rows[known]
+        rows = list(map(table.row_of.get, self.names))
+        self.registered, self.unregistered = self.names, ()
+        if None in rows:
+            pairs = list(zip(self.names, rows, strict=True))
+            self.registered = [name for name, row in pairs if row is not None]
+            self.unregistered = [name for name, row in pairs if row is None]
+            rows = [row for row in rows if row is not None]
+        self._rows = np.array(rows, np.int64)
         self._by_row = np.zeros(len(table.by_row), np.bool_)
         self._by_row[self._rows] = True
         self._names_version = table.names_version

@@ -5,7 +5,7 @@ running sums, the base score of scheduler.md §7.4, and a version that changes w
 see.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -122,6 +122,7 @@ class NodeTable:
         self.columns = {word: VendorColumns() for word in profiles}
         self.by_name: dict[str, Node] = {}
         self.by_row: list[Node | None] = []
+        self.row_of: dict[str, int] = {}
         self.names_version = 0  # changes when a name enters or leaves the table
         self.base: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(0)
         self.card_counts: IntArray = np.zeros(0, np.int64)
@@ -139,6 +140,7 @@ class NodeTable:
         if node is None:
             node = Node(facts.name, self._take_row(), facts)
             self.by_name[facts.name] = node
+            self.row_of[facts.name] = node.row
             self.by_row[node.row] = node
             self.names_version += 1
         else:
@@ -161,6 +163,7 @@ class NodeTable:
         self._clear(node)
         self.registrations += 1
         self.by_row[node.row] = None
+        del self.row_of[name]
         self._free_rows.append(node.row)
         self.names_version += 1
 
@@ -260,13 +263,6 @@ class NodeTable:
         self.card_counts[node.row] = node.sums.cards
 
     # --- views --------------------------------------------------------------------------------------------
-
-    def rows_of(self, names: Sequence[str]) -> IntArray:
-        """Row per name, -1 for nodes that are not registered."""
-        index = self.by_name
-        return np.fromiter(
-            (-1 if (node := index.get(name)) is None else node.row for name in names), np.int64, len(names)
-        )
 
     def rank(self) -> IntArray:
         """Per row the position of its name in ascending order; ties between nodes are broken by it."""

@@ -15,7 +15,7 @@ from hami.scheduler.masks import Mask, may_fit
 from hami.scheduler.nodes import Node
 from hami.scheduler.placement import NodeFit, fit_node, has_bonus
 from hami.scheduler.policies import SPREAD
-from hami.scheduler.reasons import vector_reasons
+from hami.scheduler.reasons import Texts, vector_reasons
 from hami.scheduler.texts import UNREGISTERED, is_unresolvable, success_message
 from hami.scheduler.world import World
 from hami.vendors.selection import policy_words
@@ -118,7 +118,7 @@ class Search:
         self._alive[list(self._failed)] = False
         self._left: list[int] | None = None  # rows to judge, best last; None: looked up one by one
         self._steps = 0
-        self._texts: Mapping[int, str] | None = None  # reasons found by vectors, once needed
+        self._texts: Texts | None = None  # reasons found by vectors, once needed
         self._unexplained: list[int] = []
         self._simple = self._simple_request()
         few = len(self._mask.names) <= ALL_FITTED
@@ -247,31 +247,29 @@ class Search:
         return answer
 
     def _explain_by_vectors(self) -> None:
+        table = self._world.table
         open_rows = self._candidates.copy()
         open_rows[list(self._failed)] = False
-        self._texts = {}
         if self._request.invalid:
-            self._texts = dict.fromkeys(np.flatnonzero(open_rows).tolist(), self._request.invalid)
+            self._texts = np.full(len(open_rows), self._request.invalid, object)
             return
+        self._texts = np.full(len(open_rows), "", object)
         if self._simple is not None:
             profile = self._world.profiles[self._simple.type]
-            texts, unknown = vector_reasons(self._world.table, profile, self._simple, self._request)
-            rows = np.flatnonzero(open_rows & ~unknown)
-            self._texts = dict(zip(rows.tolist(), texts[rows].tolist(), strict=True))
+            self._texts, unknown = vector_reasons(table, profile, self._simple, self._request)
             open_rows &= unknown
         self._unexplained = np.flatnonzero(open_rows).tolist()
 
     def _no_fit(self) -> NoFit:
-        table = self._world.table
-        texts = self._texts or {}
-        failed: dict[str, str] = {}
-        unresolvable: dict[str, str] = dict.fromkeys(self._mask.unregistered, UNREGISTERED)
-        for row in self._mask.row_numbers(table).tolist():
-            exact = self._failed.get(row)
-            text = texts[row] if exact is None else exact[1]
-            name = self._node(row).name
-            if is_unresolvable(text):
-                unresolvable[name] = text
-            else:
-                failed[name] = text
-        return NoFit(failed, unresolvable, self._version)
+        assert self._texts is not None
+        for row, (_, reason) in self._failed.items():
+            self._texts[row] = reason
+        rows = self._mask.row_numbers(self._world.table)
+        texts: list[str] = self._texts[rows].tolist()
+        reasons = dict(zip(self._mask.registered, texts, strict=True))
+        beyond = {text for text in set(texts) if is_unresolvable(text)}
+        unresolvable = {name: text for name, text in reasons.items() if text in beyond} if beyond else {}
+        failed = {name: text for name, text in reasons.items() if text not in beyond} if beyond else reasons
+        return NoFit(
+            failed, {**unresolvable, **dict.fromkeys(self._mask.unregistered, UNREGISTERED)}, self._version
+        )
