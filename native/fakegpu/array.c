@@ -121,6 +121,26 @@ FG_FUNCTION(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *sha
                                           .num_channels = shape->num_channels};
     return create(array, &full, 1);
 })
+FG_FUNCTION(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape), {
+    if (!shape)
+        return CUDA_ERROR_INVALID_VALUE;
+    const CUDA_ARRAY3D_DESCRIPTOR full = {.width = shape->width,
+                                          .height = shape->height,
+                                          .format = shape->format,
+                                          .num_channels = shape->num_channels};
+    return create(array, &full, 1);
+})
+FG_FUNCTION(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape), {
+    if (!shape)
+        return CUDA_ERROR_INVALID_VALUE;
+    const CUDA_ARRAY3D_DESCRIPTOR full = {.width = shape->width,
+                                          .height = shape->height,
+                                          .depth = shape->depth,
+                                          .format = shape->format,
+                                          .num_channels = shape->num_channels,
+                                          .flags = shape->flags};
+    return create(array, &full, 1);
+})
 FG_FUNCTION(cuArray3DCreate_v2, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR *shape),
             { return create(array, shape, 1); })
 FG_FUNCTION(cuMipmappedArrayCreate,

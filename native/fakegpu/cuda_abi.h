@@ -133,6 +133,19 @@ typedef struct CUDA_ARRAY3D_DESCRIPTOR_st {
     unsigned int num_channels, flags;
 } CUDA_ARRAY3D_DESCRIPTOR;
 
+/* First generation: 32-bit sizes. */
+typedef struct CUDA_ARRAY_DESCRIPTOR_v1_st {
+    unsigned int width, height;
+    int format;
+    unsigned int num_channels;
+} CUDA_ARRAY_DESCRIPTOR_v1;
+
+typedef struct CUDA_ARRAY3D_DESCRIPTOR_v1_st {
+    unsigned int width, height, depth;
+    int format;
+    unsigned int num_channels, flags;
+} CUDA_ARRAY3D_DESCRIPTOR_v1;
+
 typedef struct CUDA_MEMCPY2D_st {
     size_t src_x, src_y;
     int src_type;

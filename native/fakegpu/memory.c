@@ -40,19 +40,22 @@ FG_FUNCTION(cuMemAlloc_v2, (CUdeviceptr * pointer, size_t size),
             { return allocate(pointer, size, FG_BLOCK_PLAIN); })
 FG_FUNCTION(cuMemFree_v2, (CUdeviceptr pointer), { return free_pointer(pointer); })
 
-/* The first generation had 32-bit device pointers; nothing that fits exists here, so it answers as out of
- * memory. */
-FG_FUNCTION(cuMemAlloc, (unsigned *pointer, unsigned size), {
-    CUdeviceptr wide = 0;
-    CUresult result = allocate(&wide, size, FG_BLOCK_PLAIN);
-    if (result != CUDA_SUCCESS)
-        return result;
+/* The first generation had 32-bit device pointers; memory that does not fit one is given back and refused. */
+static CUresult first_generation(CUdeviceptr wide, unsigned *pointer) {
     if (!pointer || wide > UINT32_MAX) {
         fg_heap_free((uintptr_t)wide, FREEABLE);
         return pointer ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_VALUE;
     }
     *pointer = (unsigned)wide;
     return CUDA_SUCCESS;
+}
+
+FG_FUNCTION(cuMemAlloc, (unsigned *pointer, unsigned size), {
+    CUdeviceptr wide = 0;
+    CUresult result = allocate(&wide, size, FG_BLOCK_PLAIN);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return first_generation(wide, pointer);
 })
 FG_FUNCTION(cuMemFree, (unsigned pointer), { return free_pointer(pointer); })
 
@@ -74,6 +77,19 @@ static CUresult allocate_pitched(CUdeviceptr *pointer, size_t *pitch, size_t wid
 FG_FUNCTION(cuMemAllocPitch_v2,
             (CUdeviceptr * pointer, size_t *pitch, size_t width, size_t height, unsigned element),
             { return allocate_pitched(pointer, pitch, width, height, element); })
+
+FG_FUNCTION(cuMemAllocPitch,
+            (unsigned *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element), {
+                CUdeviceptr wide = 0;
+                size_t row = 0;
+                CUresult result = allocate_pitched(&wide, &row, width, height, element);
+                if (result != CUDA_SUCCESS)
+                    return result;
+                result = first_generation(wide, pitch ? pointer : NULL);
+                if (result == CUDA_SUCCESS)
+                    *pitch = (unsigned)row;
+                return result;
+            })
 
 FG_FUNCTION(cuMemAllocManaged, (CUdeviceptr * pointer, size_t size, unsigned flags), {
     return (flags & 3) == 0 || flags > 7 ? CUDA_ERROR_INVALID_VALUE

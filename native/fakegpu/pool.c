@@ -134,6 +134,9 @@ FG_FUNCTION(cuDeviceSetMemPool, (CUdevice device, CUmemoryPool pool), {
     return result;
 })
 
+/* Memory of graphs is not modelled, so there is never any to trim. */
+FG_FUNCTION(cuDeviceGraphMemTrim, (CUdevice device), { return fg_need_device(device); })
+
 FG_FUNCTION(cuMemPoolCreate, (CUmemoryPool * pool, const CUmemPoolProps *properties), {
     if (!fg_driver.initialized)
         return CUDA_ERROR_NOT_INITIALIZED;
