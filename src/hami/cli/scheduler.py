@@ -232,7 +232,13 @@ def _run(flags: dict[str, Any]) -> None:
 
 
 def _settings(flags: dict[str, Any], environ: dict[str, str]) -> SchedulerSettings:
-    from hami.scheduler.settings import SchedulerSettings, SettingsError, lock_timeout, parse_selector
+    from hami.scheduler.settings import (
+        SchedulerSettings,
+        SettingsError,
+        lock_timeout,
+        parse_secret,
+        parse_selector,
+    )
 
     if not flags["device_config_file"]:
         raise SettingsError("--device-config-file is required")
@@ -251,6 +257,9 @@ def _settings(flags: dict[str, Any], environ: dict[str, str]) -> SchedulerSettin
         metrics_bind_address=flags["metrics_bind_address"],
         cert_file=Path(flags["cert_file"]) if flags["cert_file"] else None,
         key_file=Path(flags["key_file"]) if flags["key_file"] else None,
+        tls_secret=parse_secret(flags["tls_secret"]),
+        tls_hosts=tuple(host for host in flags["tls_hosts"].split(",") if host),
+        webhook_configuration=flags["webhook_configuration"],
         scheduler_name=flags["scheduler_name"],
         node_policy=flags["node_scheduler_policy"],
         card_policy=flags["gpu_scheduler_policy"],

@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hami.kube.client import Client, Limits
@@ -28,6 +29,7 @@ from hami.scheduler.node_locks import NodeLocks
 from hami.scheduler.pending import PendingPods
 from hami.scheduler.profiling import profiling_routes
 from hami.scheduler.roles import keep_role_labels
+from hami.scheduler.self_tls import SelfManagedTls
 from hami.scheduler.server import listen, serve
 from hami.scheduler.settings import SchedulerSettings, SettingsError
 from hami.scheduler.state import ClusterState
@@ -143,7 +145,14 @@ class Scheduler:
             main = stack.enter_context(listen(settings.http_bind))
             metrics = stack.enter_context(listen(settings.metrics_bind_address))
             self.ports = {"extender": main.getsockname()[1], "metrics": metrics.getsockname()[1]}
-            if settings.cert_file is not None and settings.key_file is not None:
+            extra = []
+            if settings.tls_secret is not None:
+                folder = Path(stack.enter_context(TemporaryDirectory(prefix="hami-tls-")))
+                managed = self._managed_tls(settings.tls_secret, folder)
+                await managed.prepare()
+                self.tls = ReloadingTls(managed.certificate_path, managed.key_path)
+                extra.append(managed.run())
+            elif settings.cert_file is not None and settings.key_file is not None:
                 self.tls = ReloadingTls(settings.cert_file, settings.key_file)
             gets = profiling_routes() if settings.profiling else {}
             routes = scheduler_routes(self.extender, self.webhook, gets, settings.max_request_bytes)
@@ -151,7 +160,7 @@ class Scheduler:
                 asyncio.create_task(serve(metrics_routes(self.metrics), metrics, None, "metrics")),
                 asyncio.create_task(serve(routes, main, self.tls.context if self.tls else None, "extender")),
             ]
-            background = [asyncio.create_task(work) for work in self._background()]
+            background = [asyncio.create_task(work) for work in (*self._background(), *extra)]
             if self.tls is not None:
                 background.append(asyncio.create_task(self.tls.run()))
             stopping = asyncio.create_task(stop.wait())
@@ -165,6 +174,12 @@ class Scheduler:
             for task in (*servers, *background):
                 if not task.cancelled():
                     task.result()
+
+    def _managed_tls(self, secret: tuple[str, str], folder: Path) -> SelfManagedTls:
+        settings = self.settings
+        return SelfManagedTls(
+            self.client, self.leadership, secret, settings.webhook_configuration, settings.tls_hosts, folder
+        )
 
     def _background(self) -> list[Coroutine[Any, Any, None]]:
         settings = self.settings

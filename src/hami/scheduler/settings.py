@@ -26,6 +26,9 @@ class SchedulerSettings:
     metrics_bind_address: str = ":9395"
     cert_file: Path | None = None
     key_file: Path | None = None
+    tls_secret: tuple[str, str] | None = None  # namespace and name of self-managed TLS
+    tls_hosts: tuple[str, ...] = ()
+    webhook_configuration: str = ""  # whose CA bundle self-managed TLS keeps right
     scheduler_name: str = ""
     node_policy: str = "binpack"
     card_policy: str = "spread"
@@ -54,6 +57,8 @@ class SchedulerSettings:
             raise SettingsError(
                 "--cert_file and --key_file belong together: give both, or none for plain HTTP"
             )
+        if self.tls_secret is not None and (self.cert_file is not None or not self.tls_hosts):
+            raise SettingsError("--tls-secret needs --tls-hosts and excludes --cert_file and --key_file")
         if self.kube_qps < 0 or self.kube_burst < 1:
             raise SettingsError("--kube-qps must not be negative and --kube-burst must be at least 1")
         if self.node_lock_timeout_s <= 0 or self.reservation_timeout_s <= 0 or self.node_lock_retry_s < 0:
@@ -69,6 +74,16 @@ def parse_selector(text: str) -> dict[str, str]:
             raise SettingsError(f"--node-label-selector: {part!r} is not key=value")
         selector[key.strip()] = value.strip()
     return selector
+
+
+def parse_secret(text: str) -> tuple[str, str] | None:
+    """``namespace/name``, None for an empty text; raises ``SettingsError``."""
+    if not text:
+        return None
+    namespace, separator, name = text.partition("/")
+    if not separator or not namespace or not name or "/" in name:
+        raise SettingsError(f"--tls-secret: {text!r} is not namespace/name")
+    return namespace, name
 
 
 def lock_timeout(flag: float | None, environment: str) -> float:
