@@ -21,6 +21,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from hami.local.apiserver import ApiServer
+from hami.local.cluster import default_native
 from hami.local.components import Component, hami_command
 from hami.local.containers import Isolation
 from hami.local.kubelet import Kubelet, NodeConfig
@@ -30,7 +31,7 @@ from hami.local.resources import EVENTS, NODES, PODS
 from hami.protocol import region_layout as layout
 from hami.protocol.inventory import DeviceInfo, decode_json
 
-NATIVE = Path(__file__).resolve().parents[2] / "build" / "native"
+NATIVE = default_native()
 REGISTER = "hami.io/node-nvidia-register"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 LOCK = "hami.io/mutex.lock"
