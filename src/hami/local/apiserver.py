@@ -101,6 +101,11 @@ class ApiServer:
         """End every open watch, as a real API server does at its time-out."""
         self._rest.drop_watches()
 
+    def expire(self) -> None:
+        """Compact the history: older watches and page tokens are answered with 410 from now on."""
+        self.store.compact()
+        self._rest.forget_pages()
+
     def kubeconfig(self, namespace: str = "default") -> str:
         """A kubeconfig (YAML) for this server."""
         user: Object = {"token": self._token} if self._token else {}
