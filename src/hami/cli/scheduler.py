@@ -120,6 +120,9 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
 )
 @click.option("--cert_file", default="", help="TLS certificate; with --key_file: HTTPS, reloaded on change.")
 @click.option("--key_file", default="", help="TLS key.")
+@click.option("--tls-secret", default="", help="NAMESPACE/NAME: certificates made and renewed by ourselves.")
+@click.option("--tls-hosts", default="", help="Names and addresses of the self-managed certificate, a,b.")
+@click.option("--webhook-configuration", default="", help="Where self-managed TLS keeps the CA bundle right.")
 @click.option(
     "--scheduler-name", default="", help="Written to spec.schedulerName; also the source of events."
 )
