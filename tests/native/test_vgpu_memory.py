@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import time
 
@@ -335,3 +336,28 @@ def test_many_processes_race_for_the_last_bytes_and_one_wins(node: Node) -> None
                 won.append((shell, pointer))
         assert len(won) == 1
         won[0][0].must(f"free {won[0][1]}")
+
+
+def test_the_driver_counts_the_same_bytes(node: Node) -> None:
+    """17.3: after any mixture of calls our usage is the simulated driver's count in our units."""
+    node.settings["FAKEGPU_CONTEXT_MIB"] = "123"
+    choose = random.Random(11)
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="2g").start()
+    live: list[tuple[str, int]] = []
+    for step in range(300):
+        if len(live) > 20 or (live and choose.random() < 0.4):
+            free, pointer = live.pop(choose.randrange(len(live)))
+            shell.must(f"{free} {pointer}")
+        else:
+            command, free, most = choose.choice(
+                [("alloc", "free", 8 * MIB), ("managed", "free", MIB), ("async", "freeasync", 4 * MIB)]
+            )
+            result, pointer, _ = shell.ask(f"{command} {choose.randint(1, most)}")
+            assert result in (SUCCESS, OUT_OF_MEMORY)
+            if result == SUCCESS:
+                live.append((free, pointer))
+        if step % 25 == 24:
+            shell.must("sync")
+            shell.ask("info")
+            (process,) = node.driver_state()["processes"]
+            assert read_usage(node.region()) == {shell.process.pid: process["on"][0]["unit_bytes"]}

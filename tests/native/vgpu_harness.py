@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hami.protocol import region_layout as layout
 
@@ -160,8 +161,8 @@ class Node:
             check=False,
         )
 
-    def engine_ns(self) -> dict[str, int]:
-        """Time that the simulated cards have spent for each container."""
+    def driver_state(self) -> Any:
+        """Cards, processes and containers as the simulated driver sees them."""
         done = subprocess.run(
             [str(self.build.driver / "fakegpud"), "stat"],
             env={"FAKEGPU_STATE": str(self.state)},
@@ -170,7 +171,11 @@ class Node:
             timeout=30,
             check=True,
         )
-        return {c["name"]: sum(c["engine_ns"]) for c in json.loads(done.stdout)["containers"]}
+        return json.loads(done.stdout)
+
+    def engine_ns(self) -> dict[str, int]:
+        """Time that the simulated cards have spent for each container."""
+        return {c["name"]: sum(c["engine_ns"]) for c in self.driver_state()["containers"]}
 
     def python(self, code: str, container: str = "a", **env: str) -> str:
         """Output of a Python program in a container; it has to succeed."""

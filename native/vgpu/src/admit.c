@@ -157,8 +157,8 @@ static bool admit_slow(struct vg_space *space, int device, uint64_t size, uint64
     return enter_slow(space, device, size, limit, &spent) == ENTRY_ADMITTED;
 }
 
-/* With a foreign extension block: the slots' own totals are summed, always under the admission lock. The reservation
- * is visible to the others in `offset` until the charge is settled there. */
+/* With a foreign extension block: the slots' own totals are summed, always under the admission lock. What is reserved
+ * and not yet in the total stands in `offset`, which is 0 otherwise, so that the others see it. */
 static bool admit_by_slots(struct vg_space *space, int device, uint64_t size, uint64_t limit) {
     struct vg_section section;
     if (vg_section_enter(&section, &space->locks, VG_LOCK_ADMISSION + device, vg_now() + lock_timeout_ns) !=
@@ -204,11 +204,15 @@ bool vg_admit(struct vg_space *space, int device, uint64_t size, uint64_t limit,
 }
 
 void vg_reserve(struct vg_space *space, int device, uint64_t size) {
+    if (!space->shared_extension)
+        atomic_fetch_add(&space->own->used[device].offset, size);
     atomic_fetch_add_explicit(own_total(space, device), size, memory_order_release);
 }
 
 void vg_unreserve(struct vg_space *space, int device, uint64_t size) {
     atomic_fetch_sub_explicit(own_total(space, device), size, memory_order_release);
+    if (!space->shared_extension)
+        atomic_fetch_sub(&space->own->used[device].offset, size);
 }
 
 uint64_t vg_reserved_total(const struct vg_space *space, int device) {

@@ -171,7 +171,9 @@ bool vg_config_refresh(struct vg_config *config) {
     char *text = shrank ? NULL : read_limits_file(&st);
     if (text == NULL)
         return false;
-    build_from_file(config, text);
+    static struct vg_config fresh; /* too large for a stack; the caller serialises */
+    build_from_file(&fresh, text);
     munmap(text, VG_LIMITS_FILE_LENGTH + 1);
+    *config = fresh;
     return true;
 }

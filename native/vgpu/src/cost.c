@@ -49,6 +49,16 @@ uint64_t vg_cost_start_value(uint64_t work, int sms, int threads_per_sm) {
     return ns < 1e9 ? (uint64_t)ns : 1000000000u;
 }
 
+uint32_t vg_cost_pending(const struct vg_cost *cost, int32_t countdown) {
+    int32_t now = atomic_load(&cost->interval) - countdown + 1;
+    return atomic_load(&cost->unmeasured) + (now > 0 ? (uint32_t)now : 1);
+}
+
+void vg_cost_postpone(struct vg_cost *cost, int32_t countdown) {
+    atomic_store(&cost->unmeasured, vg_cost_pending(cost, countdown));
+    atomic_store(&cost->countdown, atomic_load(&cost->interval));
+}
+
 void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches) {
     uint32_t known = atomic_load(&cost->ns), samples = atomic_load(&cost->samples);
     double mean = (double)ns;
@@ -65,5 +75,6 @@ void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches) {
     atomic_store(&cost->interval, (int32_t)interval);
     atomic_store(&cost->samples, samples + launches);
     atomic_store(&cost->ns, value);
+    atomic_store(&cost->unmeasured, 0);
     atomic_store(&cost->countdown, (int32_t)interval);
 }

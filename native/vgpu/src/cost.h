@@ -20,7 +20,7 @@ struct vg_cost {
     _Atomic uint32_t samples;   /* launches that the mean stands for */
     _Atomic int32_t interval;   /* what the countdown started from */
     _Atomic uint32_t measuring; /* unfinished markers */
-    uint32_t reserved;
+    _Atomic uint32_t unmeasured; /* launches of earlier countdowns that ended without a marker */
 };
 
 struct vg_marker;
@@ -68,6 +68,12 @@ struct vg_cost *vg_cost_get(uintptr_t function, uint64_t work, int device);
 
 /* What a launch is charged before anything is known of it, ns. */
 uint64_t vg_cost_start_value(uint64_t work, int sms, int threads_per_sm);
+
+/* The launches since the last marker, the one at hand included. */
+uint32_t vg_cost_pending(const struct vg_cost *cost, int32_t countdown);
+
+/* The countdown is over and there is no marker to be had: it starts again. */
+void vg_cost_postpone(struct vg_cost *cost, int32_t countdown);
 
 /* A measured launch took `ns` and stands for `launches`. Weighted mean; sets the next countdown. */
 void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches);

@@ -55,8 +55,8 @@ int vg_devices_map(struct vg_space *space) {
     for (int c = 0; c < cuda_count; c++) {
         char uuid[VG_UUID_LENGTH] = "";
         int r = cuda_uuid(c, uuid) ? find_uuid(space->region, uuid) : -1;
-        if (r < 0 && space->region->uuid[0][0] == '\0')
-            r = c; /* nobody could name the devices */
+        if (r < 0)
+            r = c; /* unnamed, or a region of other cards: the same place is the best that is known */
         region_of_cuda[c] = (int8_t)(r < VG_MAX_DEVICES ? r : -1);
     }
     return cuda_count == 1 ? region_of_cuda[0] : -1;

@@ -169,8 +169,9 @@ static void pay(struct vg_launch *launch, uintptr_t function, uint64_t work, int
     vg_markers_poll(device, true_up);
     uint64_t charge = known ? atomic_load(&cost->ns) : start_value(work, device);
     if (cost != NULL && countdown <= 1) {
-        int32_t interval = atomic_load(&cost->interval), missed = interval - countdown + 1;
-        launch->marker = wait_for_marker(cost, device, charge, missed > 0 ? (uint32_t)missed : 1);
+        launch->marker = wait_for_marker(cost, device, charge, vg_cost_pending(cost, countdown));
+        if (known && launch->marker == NULL)
+            vg_cost_postpone(cost, countdown);
     }
     if (vg_thread.slice_device != device) {
         vg_thread.slice_device = (int16_t)device;

@@ -105,10 +105,12 @@ static uint32_t open_region(void) {
     memset(&seed, 0, sizeof seed);
     vg_config_load(&vg_process.config);
     struct vg_config *config = &vg_process.config;
-    if (!vg_region_ready(config->cache_path))
+    static char path[VG_PATH_LENGTH]; /* outlives the configuration: each lock opens it again */
+    memcpy(path, config->cache_path, sizeof path);
+    if (!vg_region_ready(path))
         vg_devices_identify(&seed);
     seed_limits(&seed);
-    enum vg_region_result result = vg_region_open(&vg_process.space, config->cache_path, &seed);
+    enum vg_region_result result = vg_region_open(&vg_process.space, path, &seed);
     if (result == VG_REGION_FOREIGN)
         return VG_GATE_DENIED;
     if (result == VG_REGION_UNAVAILABLE) {

@@ -235,11 +235,15 @@ void vg_slot_add(struct vg_space *space, int device, enum vg_kind kind, uint64_t
     struct vg_usage *used = &space->own->used[device];
     atomic_fetch_add_explicit(kind_word(used, kind), bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&used->total, bytes, memory_order_release);
+    if (!space->shared_extension)
+        atomic_fetch_sub(&used->offset, bytes);
     bump(space->own);
 }
 
 void vg_slot_subtract(struct vg_space *space, int device, enum vg_kind kind, uint64_t bytes) {
     struct vg_usage *used = &space->own->used[device];
+    if (!space->shared_extension)
+        atomic_fetch_add(&used->offset, bytes);
     atomic_fetch_sub_explicit(&used->total, bytes, memory_order_relaxed);
     atomic_fetch_sub_explicit(kind_word(used, kind), bytes, memory_order_release);
     bump(space->own);

@@ -1,5 +1,6 @@
-/* Times driver calls as a program makes them, with whatever is preloaded: prints lines "name nanoseconds".
- * Arguments: BLOCKS (live allocations besides the one that is measured), ROUNDS. One line per round and figure. */
+/* Times driver calls as a program makes them, with whatever is preloaded. Argument: live allocations besides the one
+ * that is measured. Prints "ready", then for each line "go" read one line "LAUNCH PAIR": the median time of one launch
+ * and of one allocation with its free over the batches of the round, ns. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -11,7 +12,6 @@
 extern int cuInit(unsigned);
 extern int cuDevicePrimaryCtxRetain(void **, int);
 extern int cuCtxSetCurrent(void *);
-extern int cuCtxSynchronize(void);
 extern int cuMemAlloc_v2(uint64_t *, size_t);
 extern int cuMemFree_v2(uint64_t);
 extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
@@ -19,7 +19,7 @@ extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsign
 extern int cuModuleLoadData(void **, const void *);
 extern int cuModuleGetFunction(void **, void *, const char *);
 
-enum { BURST = 200, PAIRS = 400 };
+enum { BURST = 64, PAIRS = 64, BATCHES = 41 };
 
 static double now_ns(void) {
     struct timespec t;
@@ -41,16 +41,20 @@ static void *load_kernel(void) {
     return kernel;
 }
 
+static int ascending(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 static double launch_burst(void *kernel) {
     double start = now_ns();
     for (int i = 0; i < BURST; i++)
         cuLaunchKernel(kernel, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL);
-    double each = (now_ns() - start) / BURST;
-    check(cuCtxSynchronize(), "cuCtxSynchronize");
-    return each;
+    return (now_ns() - start) / BURST;
 }
 
-static double alloc_pairs(void) {
+static double alloc_pairs(void *unused) {
+    (void)unused;
     double start = now_ns();
     for (int i = 0; i < PAIRS; i++) {
         uint64_t pointer;
@@ -60,9 +64,18 @@ static double alloc_pairs(void) {
     return (now_ns() - start) / PAIRS;
 }
 
+static double median(double (*batch)(void *), void *argument) {
+    double times[BATCHES];
+    for (int i = 0; i < BATCHES; i++)
+        times[i] = batch(argument);
+    qsort(times, BATCHES, sizeof times[0], ascending);
+    return times[BATCHES / 2];
+}
+
 int main(int argc, char **argv) {
     void *context;
-    int blocks = argc > 1 ? atoi(argv[1]) : 0, rounds = argc > 2 ? atoi(argv[2]) : 20;
+    char line[16];
+    int blocks = argc > 1 ? atoi(argv[1]) : 0;
     check(cuInit(0), "cuInit");
     check(cuDevicePrimaryCtxRetain(&context, 0), "cuDevicePrimaryCtxRetain");
     check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
@@ -71,17 +84,13 @@ int main(int argc, char **argv) {
         uint64_t pointer;
         check(cuMemAlloc_v2(&pointer, 4096), "cuMemAlloc");
     }
-    launch_burst(kernel);
-    alloc_pairs();
+    median(launch_burst, kernel);
+    median(alloc_pairs, NULL);
     printf("ready\n");
     fflush(stdout);
-    /* One round per line read, so that two processes can be measured in turn. */
-    char line[16];
-    while (rounds-- > 0 && fgets(line, sizeof line, stdin) != NULL) {
-        if (strcmp(line, "idle\n") == 0)
-            continue;
-        double launch = launch_burst(kernel), pairs = alloc_pairs();
-        printf("%.2f %.2f\n", launch, pairs);
+    while (fgets(line, sizeof line, stdin) != NULL) {
+        double launch = median(launch_burst, kernel), pair = median(alloc_pairs, NULL);
+        printf("%.2f %.2f\n", launch, pair);
         fflush(stdout);
     }
     return 0;

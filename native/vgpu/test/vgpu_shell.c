@@ -135,6 +135,35 @@ static int launch_for(uint64_t milliseconds, uint64_t blocks, uint64_t threads, 
     return result;
 }
 
+/* Allocates up to 64 blocks of up to `largest` bytes and frees them in random order; at the end all are free. */
+static int churn(uint64_t milliseconds, uint64_t largest, uint64_t *refused) {
+    uint64_t blocks[64] = {0}, random = (uint64_t)getpid();
+    struct timespec start, now;
+    int result = 0;
+    clock_gettime(CLOCK_MONOTONIC, &start);
+    do {
+        random = random * 6364136223846793005u + 1442695040888963407u;
+        uint64_t *block = &blocks[random >> 58];
+        if (*block == 0) {
+            int answer = CALL(F_ALLOC, (uint64_t *, size_t), block, (random >> 20) % largest + 1);
+            if (answer != 0)
+                *block = 0;
+            *refused += answer == 2;
+            result = answer != 0 && answer != 2 ? answer : result;
+        } else {
+            int answer = CALL(F_FREE, (uint64_t), *block);
+            *block = 0;
+            result = answer != 0 ? answer : result;
+        }
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    } while (result == 0 && (uint64_t)((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000) <
+                                milliseconds);
+    for (int i = 0; i < 64; i++)
+        if (blocks[i] != 0)
+            CALL(F_FREE, (uint64_t), blocks[i]);
+    return result;
+}
+
 /* The child's first allocation and exit status; the parent waits. */
 static int in_child(uint64_t bytes) {
     fflush(stdout);
@@ -215,6 +244,8 @@ static int obey(const char *command, uint64_t a, uint64_t b, uint64_t c, uint64_
         result = launch_for(a, b, c, out);
     } else if (strcmp(command, "sync") == 0) {
         result = CALL(F_SYNC, (void), );
+    } else if (strcmp(command, "churn") == 0) {
+        result = churn(a, b, out);
     } else if (strcmp(command, "fork") == 0) {
         result = in_child(a);
     } else if (strcmp(command, "closeall") == 0) {

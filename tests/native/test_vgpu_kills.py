@@ -1,0 +1,60 @@
+"""Processes that are killed at any moment take nothing with them."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+
+from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, Node, read_usage
+
+from hami.protocol import region_layout as layout
+
+
+def test_kills_under_load_leave_the_accounts_in_order(node: Node) -> None:
+    """A19, A78, small: the survivors finish and every byte can be had afterwards."""
+    choose = random.Random(7)
+    limit = 64 * MIB
+    env = {"CUDA_DEVICE_MEMORY_LIMIT_0": "64m", "LIBCUDA_LOG_LEVEL": "0"}
+    victims = []
+    survivors = [node.shell(extra=env).start() for _ in range(2)]
+    for shell in survivors:
+        assert shell.process.stdin is not None
+        shell.process.stdin.write(f"churn 4000 {4 * MIB}\n")
+        shell.process.stdin.flush()
+    for _ in range(25):
+        victim = node.shell(extra=env)
+        assert victim.process.stdin is not None
+        victim.process.stdin.write(f"init\nretain 0\nchurn 60000 {4 * MIB}\n")
+        victim.process.stdin.flush()
+        victims.append(victim)
+        time.sleep(choose.random() * 0.08)
+        if len(victims) > 3:
+            victims.pop(choose.randrange(len(victims))).kill()
+    for victim in victims:
+        victim.kill()
+    for shell in survivors:
+        assert shell.process.stdout is not None
+        assert shell.process.stdout.readline().split()[0] == str(SUCCESS)
+    survivors[0].must(f"alloc {limit}")
+    assert survivors[1].ask("alloc 1")[0] == OUT_OF_MEMORY
+    used = read_usage(node.region())
+    assert used == {survivors[0].process.pid: limit, survivors[1].process.pid: 0}
+    data = node.region().read_bytes()
+    assert layout.Extension.slow.read(data, layout.EXTENSION_OFFSET) == 0
+    totals = [layout.Extension.totals.read(data, layout.EXTENSION_OFFSET, k) for k in range(64)]
+    assert sorted(totals, reverse=True)[:2] == [limit, 0]
+
+
+def test_a_stopped_process_delays_nobody_that_fits(node: Node) -> None:
+    """A79: a stopped neighbour holds what it has and no more."""
+    stopped = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    other = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    stopped.must(f"alloc {32 * MIB}")
+    stopped.process.send_signal(signal.SIGSTOP)
+    try:
+        other.must(f"alloc {32 * MIB}")
+        assert other.ask("alloc 1")[0] == OUT_OF_MEMORY
+    finally:
+        stopped.process.send_signal(signal.SIGCONT)
+    assert stopped.ask("alloc 1")[0] == OUT_OF_MEMORY
