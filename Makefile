@@ -35,8 +35,8 @@ $(ASAN)/.built: SANITIZERS := address,undefined
 $(TSAN)/.built: SANITIZERS := thread
 $(NATIVE)/.built $(ASAN)/.built $(TSAN)/.built: .venv/.synced $(NATIVE_SOURCES)
 	@$(BIN)/cmake -S native -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-		-DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DHAMI_SANITIZE=$(SANITIZERS) --log-level=WARNING
-	@$(BIN)/cmake --build $(@D) --parallel $(JOBS)
+		-DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DHAMI_SANITIZE=$(SANITIZERS) --log-level=WARNING >/dev/null
+	@echo "building $(@D)"; $(BIN)/cmake --build $(@D) --parallel $(JOBS) -- --quiet
 	@touch $@
 
 demo: native ## Two pods share a simulated GPU; a program over its limit is refused (no root, no GPU, no Kubernetes)
