@@ -113,7 +113,9 @@ static CUresult record(CUevent event, CUstream handle, int per_thread) {
     event->recorded = 1;
     event->record_ns = event->end_ns = fg_now();
     event->mark = mark;
-    event->done = graph || mark == 0;
+    uint64_t when;
+    /* What is over now keeps no entry of the queue waiting for this event. */
+    event->done = graph || mark == 0 || fg_engine_reached(event->card, mark, &when);
     if (!event->done) {
         event->next = pending;
         if (pending)

@@ -141,3 +141,16 @@ def test_only_driver_functions_are_exported(cards: Cards, library: str, prefix: 
     names = [line.split()[-1] for line in listing.stdout.splitlines()]
     assert len(names) > 80
     assert [name for name in names if not name.startswith(prefix)] == []
+
+
+def test_functions_that_are_not_modelled_exist_and_say_so(cards: Cards) -> None:
+    result = cards.python(
+        """
+        import ctypes, json
+        cuda, nvml = ctypes.CDLL("libcuda.so.1"), ctypes.CDLL("libnvidia-ml.so.1")
+        codes = [cuda.cuIpcOpenMemHandle_v2(), nvml.nvmlDeviceGetFanSpeed_v2()]
+        cuda.cuInit(0), nvml.nvmlInit_v2()
+        print(json.dumps([*codes, cuda.cuIpcOpenMemHandle_v2(), nvml.nvmlDeviceGetFanSpeed_v2()]))
+        """
+    )
+    assert result == [3, 1, 801, 3]
