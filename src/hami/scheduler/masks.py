@@ -13,8 +13,20 @@ from hami.scheduler.answers import PodRequest
 from hami.scheduler.columns import Bank
 from hami.scheduler.nodes import NodeTable
 from hami.scheduler.requests import slots_needed
+from hami.vendors.fit import MAX_CORES
+from hami.vendors.reasons import INSUFFICIENT_MEMORY, QUOTA_NOT_FIT
 from hami.vendors.selection import policy_words
-from hami.vendors.types import BoolArray, ContainerRequest, IntArray, VectorNeeds, VendorProfile
+from hami.vendors.types import (
+    UNLIMITED,
+    BoolArray,
+    CardColumns,
+    ContainerRequest,
+    IntArray,
+    QuotaView,
+    VectorCheck,
+    VectorNeeds,
+    VendorProfile,
+)
 
 _CACHED_LISTS = 16
 
@@ -92,9 +104,19 @@ class MaskCache:
         return mask
 
 
-def may_fit(table: NodeTable, profiles: Mapping[str, VendorProfile], request: PodRequest) -> BoolArray:
-    """Per row of the table: false means the exact fit fails. Usage before the pod; every container by
-    itself."""
+Checks = tuple[VectorCheck, ...]
+
+
+def may_fit(
+    table: NodeTable,
+    profiles: Mapping[str, VendorProfile],
+    request: PodRequest,
+    checks: Mapping[str, Checks] | None = None,
+) -> BoolArray:
+    """Per row of the table: false means the exact fit fails. Usage before the pod; every container by itself.
+
+    `checks` take the place of a vendor's own.
+    """
     mask = np.ones(len(table.by_row), np.bool_)
     if request.invalid:
         mask[:] = False
@@ -107,20 +129,54 @@ def may_fit(table: NodeTable, profiles: Mapping[str, VendorProfile], request: Po
         for bank in table.columns[word].banks():
             ok = bank.free_slots >= slots
             for one in wanted:
-                ok &= _bank_mask(profile, one, request, bank)
+                ok &= _bank_mask(profile, one, request, bank, (checks or {}).get(word, profile.vector_checks))
             some[bank.node_rows] = ok
         mask &= some
     return mask
 
 
+def quota_checks(profile: VendorProfile, wanted: ContainerRequest, left: QuotaView) -> Checks | None:
+    """The vendor's checks and, where the exact fit has it, the quota, for a pod of this one request.
+
+    None when the quota's verdict on a card depends on the cards taken before it: only the exact fit knows.
+    """
+    if left == UNLIMITED or "quota" not in profile.rules.checks:
+        return profile.vector_checks
+    if profile.hooks.quota_use is not None or profile.hooks.needs is not None:
+        return None
+    memory = [at for at, check in enumerate(profile.vector_checks) if check.reason == INSUFFICIENT_MEMORY]
+    if not memory:
+        return None
+    if wanted.nums > 1:
+        if not wanted.memreq and left.mem_left is not None:
+            return None  # a share of each card: amounts differ
+        cores = min(wanted.cores, MAX_CORES)
+        pairs = ((wanted.memreq, left.mem_left), (cores, left.cores_left))
+        cards = min((wanted.nums if not need else room // need) for need, room in pairs if room is not None)
+        if 0 < cards < wanted.nums:
+            return None
+
+    def passes(_columns: CardColumns, needs: VectorNeeds) -> BoolArray:
+        fits = np.ones(len(_columns.node), np.bool_)
+        if left.mem_left is not None:
+            fits &= np.less_equal(needs.mem, left.mem_left)
+        if left.cores_left is not None:
+            fits &= np.less_equal(needs.cores, left.cores_left)
+        return fits
+
+    before, after = profile.vector_checks[: memory[0]], profile.vector_checks[memory[0] :]
+    return (*before, VectorCheck(QUOTA_NOT_FIT, passes), *after)
+
+
 def _bank_mask(
-    profile: VendorProfile, wanted: ContainerRequest, request: PodRequest, bank: Bank
+    profile: VendorProfile, wanted: ContainerRequest, request: PodRequest, bank: Bank, checks: Checks
 ) -> BoolArray:
     needs = profile.vector_needs(profile, wanted, request.info, policy_words(request.card_policy), bank)
     passes = bank.real
-    for check in profile.vector_checks:
+    for check in checks:
         passes = passes & check.passes(bank, needs)
-    return served(bank, needs, passes) >= needs.cards
+    enough: BoolArray = served(bank, needs, passes) >= needs.cards
+    return enough
 
 
 def served(bank: Bank, needs: VectorNeeds, passes: BoolArray) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hami.protocol import keys, views
-from hami.protocol.errors import ProtocolError
+from hami.protocol.errors import AllocationError, ProtocolError
 from hami.scheduler.answers import Notice
 from hami.vendors.annotate import placed_annotations, read_allocation
 from hami.vendors.types import Allocation, Holder, PodInfo, PodShape, SlotKind, Usage, VendorProfile
@@ -124,13 +124,15 @@ def placed(info: PodInfo, profiles: Mapping[str, VendorProfile]) -> dict[str, st
 
 
 def _allocation(info: PodInfo, profile: VendorProfile) -> Allocation:
-    """One vendor's allocation, () for none.
+    """One vendor's allocation, () for none. Raises `ProtocolError` for what cannot be counted.
 
     HAMi leaves out empty slots of some vendors, so a short text does not say which slots it means. With
     ordinary init containers its devices are taken for the last slots: that may count too much, never too
     little.
     """
     allocation = read_allocation(profile, info)
+    if any(device.usedmem < 0 or device.usedcores < 0 for slot in allocation for device in slot):
+        raise AllocationError("a device with negative memory or cores", profile.rules.allocated)
     slots = len(info.shape.kinds)
     written = info.annotations.get(profile.rules.allocated, "").count(";")
     if len(allocation) == slots and 0 < written < slots and SlotKind.INIT in info.shape.kinds:

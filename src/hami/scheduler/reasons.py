@@ -5,7 +5,7 @@ from numpy.typing import NDArray
 
 from hami.scheduler.answers import PodRequest
 from hami.scheduler.columns import Bank
-from hami.scheduler.masks import served
+from hami.scheduler.masks import Checks, served
 from hami.scheduler.nodes import NodeTable
 from hami.scheduler.requests import slots_needed
 from hami.vendors.reasons import (
@@ -22,7 +22,7 @@ Texts = NDArray[np.object_]
 
 
 def vector_reasons(
-    table: NodeTable, profile: VendorProfile, wanted: ContainerRequest, request: PodRequest
+    table: NodeTable, profile: VendorProfile, wanted: ContainerRequest, request: PodRequest, checks: Checks
 ) -> tuple[Texts, BoolArray]:
     """Reasons of every node for a pod with this one request, and the rows for which only the exact fit knows.
 
@@ -31,14 +31,14 @@ def vector_reasons(
     texts: Texts = np.full(len(table.by_row), NODE_INSUFFICIENT, object)
     unknown = np.zeros(len(table.by_row), np.bool_)
     for bank in table.columns[profile.common_word].banks():
-        found, inexact = _bank_reasons(profile, wanted, request, bank)
+        found, inexact = _bank_reasons(profile, wanted, request, bank, checks)
         texts[bank.node_rows] = found
         unknown[bank.node_rows] = inexact
     return texts, unknown
 
 
 def _bank_reasons(
-    profile: VendorProfile, wanted: ContainerRequest, request: PodRequest, bank: Bank
+    profile: VendorProfile, wanted: ContainerRequest, request: PodRequest, bank: Bank, checks: Checks
 ) -> tuple[Texts, BoolArray]:
     needs = profile.vector_needs(profile, wanted, request.info, policy_words(request.card_policy), bank)
     inexact = np.zeros(bank.rows, np.bool_)
@@ -51,7 +51,7 @@ def _bank_reasons(
     full_cards = np.repeat(full, bank.width)
     alive = bank.real
     columns: list[IntArray] = [few.astype(np.int64), full.astype(np.int64), bank.card_counts]
-    for check in profile.vector_checks:
+    for check in checks:
         passes = check.passes(bank, needs)
         if check.reason == OUT_OF_SLOTS:
             passes = passes & ~full_cards
@@ -59,7 +59,7 @@ def _bank_reasons(
         alive = alive & passes
     columns.append(bank.per_node(alive).astype(np.int64))
     firsts, kinds = _kinds(columns)
-    distinct = [_text(profile, [int(column[row]) for column in columns]) for row in firsts]
+    distinct = [_text(checks, [int(column[row]) for column in columns]) for row in firsts]
     return np.array(distinct, object)[kinds], inexact
 
 
@@ -78,12 +78,12 @@ def _kinds(columns: list[IntArray]) -> tuple[IntArray, IntArray]:
     return firsts, kinds
 
 
-def _text(profile: VendorProfile, values: list[int]) -> str:
+def _text(checks: Checks, values: list[int]) -> str:
     few, full, cards, *counts, passed = values
     if few:
         return NODE_INSUFFICIENT
     reasons: dict[str, int] = {}
-    for check, count in zip(profile.vector_checks, counts, strict=True):
+    for check, count in zip(checks, counts, strict=True):
         if count:
             reasons[check.reason] = reasons.get(check.reason, 0) + count
     if full and passed:  # a vendor that does not look at slots

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping
 import numpy as np
 
 from hami.scheduler.answers import NoFit, Placement, PlacementError, PodRequest, Reservation
-from hami.scheduler.masks import Mask, may_fit
+from hami.scheduler.masks import Checks, Mask, may_fit, quota_checks
 from hami.scheduler.nodes import Node
 from hami.scheduler.placement import NodeFit, fit_node, has_bonus
 from hami.scheduler.policies import SPREAD
@@ -19,7 +19,7 @@ from hami.scheduler.reasons import Texts, vector_reasons
 from hami.scheduler.texts import UNREGISTERED, is_unresolvable, success_message
 from hami.scheduler.world import World
 from hami.vendors.selection import policy_words
-from hami.vendors.types import BoolArray, ContainerRequest, QuotaView
+from hami.vendors.types import UNLIMITED, BoolArray, ContainerRequest, QuotaView
 
 ALL_FITTED = 64  # up to so many candidates every one is judged exactly
 SCORES_SHOWN = 20  # above: so many scores in the event
@@ -110,7 +110,9 @@ class Search:
         self._quota_stamp: Hashable = tuple(sorted(self._quotas.items(), key=lambda item: item[0]))
         candidates = self._mask.rows(world.table)
         self._candidates = candidates
-        self._masked: BoolArray = may_fit(world.table, world.profiles, request) & candidates
+        self._simple, checks = self._simple_request()
+        self._checks = checks
+        self._masked: BoolArray = may_fit(world.table, world.profiles, request, checks) & candidates
         self._fitted = {row: it for row, it in self._fitted.items() if self._holds(row, it[0])}
         self._failed = {row: it for row, it in self._failed.items() if self._holds(row, it[0])}
         self._alive: BoolArray = self._masked.copy()
@@ -120,9 +122,8 @@ class Search:
         self._steps = 0
         self._texts: Texts | None = None  # reasons found by vectors, once needed
         self._unexplained: list[int] = []
-        self._simple = self._simple_request()
         few = len(self._mask.names) <= ALL_FITTED
-        self._judge_all = self._all_needed or (few and self._simple is None)
+        self._judge_all = self._all_needed or (few and (self._simple is None or self._any_inexact()))
 
     def _holds(self, row: int, stamp: Stamp) -> bool:
         return row < len(self._candidates) and bool(self._candidates[row]) and stamp == self._stamp(row)
@@ -131,15 +132,29 @@ class Search:
         node = self._world.table.by_row[row]
         return (-1 if node is None else node.version, self._quota_stamp)
 
-    def _simple_request(self) -> ContainerRequest | None:
-        """The only device request of the pod, if for it the mask is as good as the exact fit."""
+    def _simple_request(self) -> tuple[ContainerRequest | None, dict[str, Checks]]:
+        """The only device request of the pod, if for it the mask with these checks is as good as the exact
+        fit."""
         slots = [slot for slot in self._request.slots if slot]
-        if len(slots) != 1 or len(slots[0]) != 1 or self._quotas or self._request.invalid:
-            return None
+        if len(slots) != 1 or len(slots[0]) != 1 or self._request.invalid:
+            return None, {}
         (word, wanted), *_ = slots[0].items()
         profile = self._world.profiles[word]
         words = policy_words(self._request.card_policy)
-        return wanted if profile.vector_exact(profile, wanted, self._request.info, words) else None
+        checks = quota_checks(profile, wanted, self._quotas.get(word, UNLIMITED))
+        if checks is None or not profile.vector_exact(profile, wanted, self._request.info, words):
+            return None, {}
+        return wanted, {word: checks}
+
+    def _any_inexact(self) -> bool:
+        """Whether a candidate has cards (MIG) that the mask does not judge exactly."""
+        assert self._simple is not None
+        word = self._simple.type
+        repeatable = self._world.profiles[word].hooks.repeatable
+        if repeatable is None:
+            return False
+        nodes = (self._node(row) for row in np.flatnonzero(self._masked).tolist())
+        return any(repeatable(card.info) for node in nodes for card in node.vendors[word].cards)
 
     # --- deciding -----------------------------------------------------------------------------------------
 
@@ -255,8 +270,9 @@ class Search:
             return
         self._texts = np.full(len(open_rows), "", object)
         if self._simple is not None:
-            profile = self._world.profiles[self._simple.type]
-            self._texts, unknown = vector_reasons(table, profile, self._simple, self._request)
+            word = self._simple.type
+            profile, checks = self._world.profiles[word], self._checks[word]
+            self._texts, unknown = vector_reasons(table, profile, self._simple, self._request, checks)
             open_rows &= unknown
         self._unexplained = np.flatnonzero(open_rows).tolist()
 

@@ -48,6 +48,7 @@ from hami.vendors.types import ContainerRequest, InventoryView, NodeView, Vendor
 __all__ = ["ClusterState", "Mask", "Search", "Simulated", "Simulation"]
 
 _TRIAL_FITS = 8
+_OPEN_SEARCHES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +206,9 @@ class ClusterState:
         search = Search(self._world, self._memo, request, mask, now, self._reserve)
         self._searches = {other: one for other, one in self._searches.items() if one.open}
         self._searches[uid] = search
+        if len(self._searches) > _OPEN_SEARCHES:  # nobody goes on with these
+            oldest = next(iter(self._searches))
+            self._close_search(oldest, "too many searches were started and not finished")
         return search
 
     def place(self, request: PodRequest, mask: Mask, now: float) -> Placement | NoFit:

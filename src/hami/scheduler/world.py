@@ -39,7 +39,8 @@ class World:
         return None if booked is None else booked.charge
 
     def charges(self) -> Iterator[Charge]:
-        return (booked.charge for booked in self._booked.values())
+        """What is booked now; changes during the iteration do no harm and are not seen."""
+        return (booked.charge for booked in list(self._booked.values()))
 
     def set_charge(self, uid: str, charge: Charge | None) -> None:
         """Make `charge` (None: nothing) the pod's booking, in place of what it had."""

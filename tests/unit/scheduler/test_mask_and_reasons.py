@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from hami.protocol import views
 from hami.scheduler.columns import Bank, CodeBook
-from hami.scheduler.masks import may_fit
+from hami.scheduler.masks import may_fit, quota_checks
 from hami.scheduler.nodes import NodeTable, facts_of
 from hami.scheduler.placement import fit_node
 from hami.scheduler.reasons import vector_reasons
@@ -18,7 +18,8 @@ from hami.scheduler.requests import parse_pod
 from hami.scheduler.texts import codes, is_unresolvable
 from hami.vendors.config import decode_config, load_profiles
 from hami.vendors.engine import node_devices
-from hami.vendors.types import DeviceInfo, Holder, Usage
+from hami.vendors.selection import policy_words
+from hami.vendors.types import ContainerRequest, DeviceInfo, Holder, QuotaView, Usage
 
 PROFILES = {
     profile.common_word: profile
@@ -131,23 +132,44 @@ def test_a_node_the_mask_excludes_does_not_fit(table: NodeTable, pod: dict[str, 
             assert mask[node.row]
 
 
+ROOM = st.sampled_from([None, None, -1, 0, 2999, 3000, 6000, 9000, 10**6])
+
+
 @SETTINGS
-@given(table=clusters(), pod=pods(most=1))
-def test_vector_reasons_are_the_exact_ones_where_they_claim_it(table: NodeTable, pod: dict[str, Any]) -> None:
+@given(table=clusters(), pod=pods(most=1), mem=ROOM, cores=st.sampled_from([None, None, -1, 0, 40, 100, 200]))
+def test_vector_reasons_are_the_exact_ones_where_they_claim_it(
+    table: NodeTable, pod: dict[str, Any], mem: int | None, cores: int | None
+) -> None:
     request = parse_pod(pod, PROFILES, "binpack", "spread")
     assert request is not None
     profile, wanted = PROFILES["NVIDIA"], request.slots[0]["NVIDIA"]
-    if not profile.vector_exact(profile, wanted, request.info, frozenset(request.card_policy.split(","))):
+    left = QuotaView(mem, cores)
+    checks = quota_checks(profile, wanted, left)
+    words = policy_words(request.card_policy)
+    if checks is None or not profile.vector_exact(profile, wanted, request.info, words):
         return
-    mask = may_fit(table, PROFILES, request)
-    texts, unknown = vector_reasons(table, profile, wanted, request)
+    mask = may_fit(table, PROFILES, request, {"NVIDIA": checks})
+    texts, unknown = vector_reasons(table, profile, wanted, request, checks)
     for node in table.registered():
         if unknown[node.row]:
             continue
-        exact = fit_node(node, request, {})
+        exact = fit_node(node, request, {"NVIDIA": left})
         assert bool(mask[node.row]) == (exact.allocations is not None)
         if exact.allocations is None:
             assert texts[node.row] == exact.reason
+
+
+def test_quota_goes_by_vectors_unless_it_depends_on_the_cards_taken_before() -> None:
+    def by_vectors(nums: int, mem: int, percent: int, left: QuotaView) -> bool:
+        wanted = ContainerRequest(nums, "NVIDIA", mem, percent, 10)
+        return quota_checks(PROFILES["NVIDIA"], wanted, left) is not None
+
+    assert by_vectors(1, 0, 50, QuotaView(1000, None))
+    assert by_vectors(2, 1000, 0, QuotaView(2000, 20))
+    assert by_vectors(2, 1000, 0, QuotaView(999, None))
+    assert not by_vectors(2, 1000, 0, QuotaView(1999, None))
+    assert not by_vectors(2, 0, 50, QuotaView(10**6, None))
+    assert not by_vectors(3, 1000, 0, QuotaView(None, 20))
 
 
 # --- columns ------------------------------------------------------------------------------------
