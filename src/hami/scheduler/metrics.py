@@ -13,14 +13,15 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
+from itertools import islice
 
 from hami.scheduler.answers import CardUsage, NodeUsage, PodUsage, QuotaUsage
 from hami.scheduler.state import ClusterState
 from hami.scheduler.timing import Timings
 
 _MIB = 1 << 20
-_NODES_PER_STEP = 20
-_PODS_PER_STEP = 200
+_NODES_PER_STEP = 8
+_PODS_PER_STEP = 100
 _CHUNK_BYTES = 1 << 16
 
 
@@ -134,17 +135,12 @@ class Metrics:
             del self._nodes[name]
 
     async def _pod_pieces(self) -> AsyncIterator[str]:
-        pods = list(self._state.pods())
-        await asyncio.sleep(0)
         families = POD_FAMILIES + (LEGACY_POD_FAMILIES if self._legacy else ())
         for position, family in enumerate(families):
             yield family.header()
-            for start in range(0, len(pods), _PODS_PER_STEP):
-                yield "".join(
-                    line
-                    for pod in pods[start : start + _PODS_PER_STEP]
-                    for line in _pod_lines(pod, family.name, position)
-                )
+            pods = self._state.pods()  # a snapshot, made pod by pod
+            while some := list(islice(pods, _PODS_PER_STEP)):
+                yield "".join(line for pod in some for line in _pod_lines(pod, family.name, position))
                 await asyncio.sleep(0)
 
 
