@@ -40,7 +40,7 @@ class Api(Client):
 
     async def until(self, count: int) -> None:
         async with asyncio.timeout(10):
-            while len(self.patches) < count:
+            while len(self.patches) < count:  # noqa: ASYNC110 -- polled under a time-out
                 await asyncio.sleep(0.005)
 
 
