@@ -239,6 +239,16 @@ async def test_an_xid_takes_the_card_out_of_service(node: Node) -> None:
     await node.until(lambda: [card.health for card in node.cards] == [True, False])
 
 
+async def test_a_lost_card_does_not_take_its_neighbour_along(node: Node) -> None:
+    env = {"FAKEGPU_STATE": str(node.directory / "cards")}
+    tool = str(NATIVE / "fakegpu/fakegpud")
+    process = await asyncio.create_subprocess_exec(tool, "set", "0", "lost", "1", env=env)
+    assert await process.wait() == 0
+    os.kill(node.plugin.pid, signal.SIGHUP)
+    await node.until(lambda: [card.health for card in node.cards] == [False, True])
+    await node.until(lambda: node.allocatable == "3")
+
+
 def region(uuid: str, used: int, limit: int) -> bytes:
     data = bytearray(layout.V1.SIZE + 1)
     layout.V1.magic.write(data, layout.MAGIC)

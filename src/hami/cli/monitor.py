@@ -101,7 +101,8 @@ def _process_config(flags: dict[str, Any]) -> Any:
     ignored = sorted(name for name in _KLOG if flags.get(f"klog_{name}") is not None)
     if ignored:
         log.info("flags.ignored", extra={"flags": ignored})
-    log.info("flags", extra={"values": {name: str(value) for name, value in sorted(flags.items())}})
+    shown = {name: str(value) for name, value in sorted(flags.items()) if not name.startswith("klog_")}
+    log.info("flags", extra={"values": shown})
     return ProcessConfig(
         options=MonitorOptions(
             node=os.environ[ENV_NODE_NAME],

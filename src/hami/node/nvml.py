@@ -82,7 +82,7 @@ class Nvml(Protocol):
     """What the node components ask of NVML."""
 
     def gpus(self) -> tuple[GpuIdentity, ...]:
-        """All cards, by index."""
+        """All cards, by index. A card that was lost is still listed as it was seen before."""
         ...
 
     def memory(self, gpu: GpuIdentity) -> GpuMemory:
@@ -127,6 +127,7 @@ class NvmlSession:
         self._library = library
         self._lock = threading.RLock()
         self._open = False
+        self._known: dict[int, GpuIdentity] = {}
 
     def gpus(self) -> tuple[GpuIdentity, ...]:
         return self._call("list GPUs", self._gpus)
@@ -162,7 +163,17 @@ class NvmlSession:
     def _gpus(self) -> tuple[GpuIdentity, ...]:
         found = []
         for index in range(pynvml.nvmlDeviceGetCount()):
-            found.append(self._identity(index, pynvml.nvmlDeviceGetHandleByIndex(index)))
+            try:
+                identity = self._identity(index, pynvml.nvmlDeviceGetHandleByIndex(index))
+            except pynvml.NVMLError as error:
+                if error.value in _GONE:
+                    raise
+                log.warning("nvml.card_lost", extra={"index": index, "cause": str(error)})
+                if index not in self._known:
+                    continue
+                identity = self._known[index]
+            self._known[index] = identity
+            found.append(identity)
         return tuple(found)
 
     def _identity(self, index: int, handle: Any) -> GpuIdentity:

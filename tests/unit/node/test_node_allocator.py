@@ -297,8 +297,16 @@ async def test_l36_limits_files_come_back_with_their_first_content(bench: Bench,
     content = file.read_text()
     file.unlink()
     bench.cluster.notes("p")["hami.io/vgpu-devices-allocated"] = f"{U1},NVIDIA,9000,90:;"
-    await bench.restarted().restore()
+    await bench.restarted().restore(limits_files=True)
     assert file.read_text() == content
+
+
+async def test_without_limits_files_none_come_back(bench: Bench, make_pod: Make) -> None:
+    bench.cluster.add(make_pod("p", ONE))
+    await bench.allocate([f"{U1}-7"])
+    bench.path("limits/uid-p_app").unlink()
+    await bench.restarted().restore(limits_files=False)
+    assert not bench.path("limits/uid-p_app").exists()
 
 
 async def test_a_limits_file_is_rewritten_in_place(bench: Bench, make_pod: Make) -> None:
@@ -307,7 +315,7 @@ async def test_a_limits_file_is_rewritten_in_place(bench: Bench, make_pod: Make)
     file = bench.path("limits/uid-p_app")
     content, inode = file.read_text(), file.stat().st_ino
     file.write_text(content + "X=1\n")
-    await bench.restarted().restore()
+    await bench.restarted().restore(limits_files=True)
     assert (file.read_text(), file.stat().st_ino) == (content, inode)
 
 
@@ -322,7 +330,7 @@ async def test_the_checkpoint_forgets_pods_that_are_gone(bench: Bench, make_pod:
 
 async def test_an_unreadable_checkpoint_is_set_aside(bench: Bench) -> None:
     bench.path("allocations.json").write_bytes(b"{")
-    await bench.allocator.restore()
+    await bench.allocator.restore(limits_files=True)
     assert bench.path("allocations.json.unreadable").read_bytes() == b"{"
     assert bench.cluster.events[0][1] == "HAMiCheckpointUnreadable"
 

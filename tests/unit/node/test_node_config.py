@@ -153,6 +153,14 @@ def test_d18_a_bad_file_on_reload_leaves_the_settings_in_force(tmp_path: Path, c
     assert len(cluster.events) == 2
 
 
+def test_mode_mig_on_reload_leaves_the_settings_in_force(tmp_path: Path, cluster: Any) -> None:
+    files = Files(tmp_path, cluster)
+    first = files.loader.load()
+    files.node.write_bytes(node_config({"name": "n1", "operatingmode": "mig"}))
+    assert files.loader.load() == first
+    assert "mig" in cluster.events[0][2]
+
+
 def test_a_missing_node_config_is_no_error(tmp_path: Path, cluster: Any) -> None:
     assert Files(tmp_path, cluster).loader.load().mode == "hami-core"
     assert cluster.events == []

@@ -24,6 +24,7 @@ from hami.node.paths import HostPaths
 from hami.node.plugin.allocator import Allocator
 from hami.node.plugin.answer import Delivery
 from hami.node.plugin.health_rules import XidRules
+from hami.node.plugin.registration import Registrar
 from hami.node.plugin.service import DevicePlugin, PluginOptions
 from hami.node.plugin.workspace import Workspace
 
@@ -258,6 +259,19 @@ async def test_nvml_that_fails_later_is_tried_again(node: Node, until: Until) ->
         await until(lambda: node.plugin.rounds >= 3)
         node.nvml.list_error = None
         await until(lambda: len(node.kubelet.registered) == 2)
+
+
+async def test_a_loop_that_dies_makes_the_plugin_start_again(
+    node: Node, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(self: Registrar) -> int:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(Registrar, "once", broken)
+    async with node:
+        await until(lambda: node.plugin.rounds >= 2)
+        monkeypatch.undo()
+        await until(lambda: "hami.io/node-nvidia-register" in node.cluster.node_annotations)
 
 
 async def test_d20_an_unsafe_lock_parent_is_reported_and_the_plugin_runs(

@@ -92,9 +92,9 @@ class Allocator:
         self._recent: OrderedDict[tuple[tuple[str, ...], ...], _Given] = OrderedDict()
         self._running: set[asyncio.Task[tuple[Answer, ...]]] = set()
 
-    async def restore(self) -> None:
-        """At start: read the checkpoint, drop pods that are gone and write the limits files of the others
-        again.
+    async def restore(self, limits_files: bool) -> None:
+        """At start: read the checkpoint and drop pods that are gone; with ``limits_files`` write the files of
+        the others again.
 
         Raises :class:`KubeError` when the pods cannot be listed; nothing is dropped then.
         """
@@ -106,7 +106,7 @@ class Allocator:
                 log.warning("checkpoint.unreadable", extra={"cause": str(error), "kept_as": kept})
                 self._cluster.node_event("Warning", "HAMiCheckpointUnreadable", f"{error}; kept as {kept}")
             alive = {pod.uid for pod in await self._cluster.pods()}
-            await asyncio.to_thread(self._restore_files, alive)
+            await asyncio.to_thread(self._restore_files, alive, limits_files)
 
     async def prune(self) -> None:
         """Forget the checkpoint entries of pods that are gone."""
@@ -341,9 +341,9 @@ class Allocator:
         while len(self._recent) > REPEATS_KEPT:
             self._recent.popitem(last=False)
 
-    def _restore_files(self, alive: set[str]) -> None:
+    def _restore_files(self, alive: set[str], limits_files: bool) -> None:
         dropped = self._checkpoint.retain(alive)
-        for entry in self._checkpoint.entries:
+        for entry in self._checkpoint.entries if limits_files else ():
             try:
                 self._workspace.write_limits(entry.pod_uid, entry.container, entry.limits)
             except (OSError, UnsafePathError) as error:

@@ -40,13 +40,12 @@ class SettingsLoader:
             base = parse_device_config(_read(self._device_config))
             overrides = self._overrides()
             settings = build_settings(base, overrides, self._given)
+            _check_mode(settings)
         except SettingsError as error:
             if self._last is None:
                 raise
             self._report(f"{error}; the settings in force stay")
             return self._last
-        if settings.mode == "mig":
-            raise SettingsError("operatingmode mig is not available in this version; use hami-core")
         self._last = settings
         return settings
 
@@ -64,6 +63,11 @@ class SettingsLoader:
     def _report(self, text: str) -> None:
         log.warning("config.bad", extra={"cause": text})
         self._cluster.node_event("Warning", "HAMiNodeConfigInvalid", text)
+
+
+def _check_mode(settings: Settings) -> None:
+    if settings.mode == "mig":
+        raise SettingsError("operatingmode mig is not available in this version; use hami-core")
 
 
 def _read(path: Path) -> bytes:

@@ -90,6 +90,7 @@ class DevicePlugin:
         self._reader = CardReader(nvml)
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
+        self._crashed = False
         self.rounds = 0
         """How often the plugin has been started, for tests and logs."""
 
@@ -106,7 +107,7 @@ class DevicePlugin:
         await asyncio.to_thread(self._workspace.prepare_start)
         await self._prepare_lock_parent()
         try:
-            await self._allocator.restore()
+            await self._allocator.restore(self._options.delivery.limits_file)
         except (KubeError, ProtocolError) as error:
             raise NodeError(f"cannot list the pods of this node: {error}") from error
         try:
@@ -149,6 +150,10 @@ class DevicePlugin:
             else:
                 await self._wait(watched)
         log.info("plugin.stopped")
+        if self._crashed and failure is None:
+            self._crashed = False
+            self._reload.clear()
+            failure = NodeError("a loop of the plugin ended unexpectedly")
         if failure is not None:
             if isinstance(failure, NvmlError) and self._options.fail_on_init_error and self.rounds == 1:
                 raise failure
@@ -275,8 +280,13 @@ class DevicePlugin:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A loop of this round; if it ends with an error, everything is started again."""
         task = asyncio.create_task(work)
-        task.add_done_callback(lambda ended: None if ended.cancelled() else self._reload.set())
+        task.add_done_callback(self._loop_ended)
         return task
+
+    def _loop_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._crashed = True
+            self._reload.set()
 
     def _interrupted(self) -> bool:
         return self._stop.is_set() or self._reload.is_set()
