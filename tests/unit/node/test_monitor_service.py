@@ -24,6 +24,7 @@ from hami.node.monitor.hostgpu import HostReader
 from hami.node.monitor.pods import PodInfo, pod_info
 from hami.node.monitor.process import add_build_info
 from hami.node.monitor.region import DeviceUse, Region
+from hami.node.monitor.ring import new_events
 from hami.node.monitor.series import ContainerSample, SeriesBook, add_container, elapsed_seconds
 from hami.node.monitor.server import Application, ListenError, MetricsServer, listen
 from hami.node.monitor.service import Monitor, MonitorOptions
@@ -106,6 +107,7 @@ class Bench:
         self.proc.mkdir()
         self.pods = FakePods()
         self.nvml = nvml
+        self.events: list[tuple[str, str, str]] = []
         self.now = time.time()
         self.monitor = Monitor(
             MonitorOptions(node="n1", proc=str(self.proc), tick_s=0.02, **options),
@@ -115,6 +117,7 @@ class Bench:
             self.pods,
             self.pods.list_uids,
             add_build_info,
+            lambda info, event: self.events.append((info.name, event.reason, event.message)),
             clock=lambda: self.now,
         )
 
@@ -346,6 +349,72 @@ async def test_a_directory_with_a_live_process_of_its_pod_stays(bench: Bench) ->
     (bench.proc / "4242/cgroup").write_text("0::/kubepods/podother")
     await bench.monitor.tick()
     assert not old.exists()
+
+
+async def test_56_a_large_directory_is_reported_once_an_hour(bench: Bench) -> None:
+    bench.pods.add(pod("uid-a", "web"))
+    (bench.directory("uid-a_web") / "big").write_bytes(b"x" * (17 << 20))
+    for _ in range(3):
+        await bench.monitor.tick()
+        bench.now += 61
+    assert [event[:2] for event in bench.events] == [("pod-uid-a", "HAMiCacheDirectoryLarge")]
+    size = value(await bench.scrape(), "hami_container_cache_directory_bytes", container="web")
+    assert size is not None
+    assert size >= 17 << 20
+    bench.now += 3600
+    await bench.monitor.tick()
+    assert len(bench.events) == 2
+
+
+def with_ring(written: int, kind: int = layout.EVENT_REFUSAL, skip: int = -1) -> bytes:
+    """A region with our extension block and ``written`` events, entry ``skip`` half-written."""
+    data = region_bytes() + bytes(layout.FILE_LENGTH - layout.V1.SIZE - 1)
+    base = layout.EXTENSION_OFFSET
+    data[base : base + 8] = layout.EXTENSION_MAGIC
+    layout.Extension.version.write(data, layout.EXTENSION_VERSION, base)
+    layout.Extension.length.write(data, layout.EXTENSION_LENGTH, base)
+    layout.Extension.next_event.write(data, written, base)
+    for number in range(max(0, written - layout.EVENT_RING), written):
+        entry = base + layout.Extension.events.base(number % layout.EVENT_RING)
+        layout.ExtensionEvent.sequence.write(data, 0 if number == skip else number + 1, entry)
+        layout.ExtensionEvent.type.write(data, kind, entry)
+        layout.ExtensionEvent.pid.write(data, 42, entry)
+        layout.ExtensionEvent.value.write(data, (number + 1) << 20, entry)
+    return bytes(data)
+
+
+def ring_of(data: bytes) -> bytes:
+    return data[layout.EXTENSION_OFFSET + layout.Extension.events.offset :]
+
+
+def test_58_only_the_newest_whole_entries_are_read() -> None:
+    events = new_events(ring_of(with_ring(1500, skip=1499)), 1500, 0)
+    assert (events[0].number, events[-1].number, len(events)) == (476, 1498, 1023)
+    assert new_events(ring_of(with_ring(1500)), 1500, 1499)[0].value == 1500 << 20
+    assert new_events(b"", 5, 0) == ()
+    assert new_events(ring_of(with_ring(3)), 2**64 - 1, 0) == ()
+
+
+async def test_58_a_refusal_becomes_one_event_per_minute(bench: Bench) -> None:
+    bench.pods.add(pod("uid-a", "web"))
+    await bench.monitor.tick()
+    for written in (3, 4):
+        bench.directory("uid-a_web", with_ring(written))
+        await bench.monitor.tick()
+    assert [event[:2] for event in bench.events] == [("pod-uid-a", "HAMiMemoryRefused")]
+    assert "process 42: a request for 3.0 MiB was refused" in bench.events[0][2]
+    bench.now += 61
+    await bench.monitor.tick()
+    bench.directory("uid-a_web", with_ring(5))
+    await bench.monitor.tick()
+    assert len(bench.events) == 2
+
+
+async def test_events_from_before_the_start_are_not_repeated(bench: Bench) -> None:
+    bench.pods.add(pod("uid-a", "web"))
+    bench.directory("uid-a_web", with_ring(7))
+    await bench.monitor.tick()
+    assert bench.events == []
 
 
 async def test_30_names_of_another_form_are_never_removed(bench: Bench) -> None:

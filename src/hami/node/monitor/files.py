@@ -23,6 +23,7 @@ from hami.node.monitor.region import (
     parse_region,
     slot_count,
 )
+from hami.node.monitor.ring import RING_BYTES, RING_OFFSET
 from hami.protocol import region_layout as layout
 
 MAX_DIRECTORIES: Final = 20_000
@@ -74,6 +75,14 @@ def read_directory(containers: int, name: str) -> Region | None:
     """The region of one container; None while there is none. Raises :class:`RegionError`."""
     with _open_region(containers, name, os.O_RDONLY) as descriptor:
         return None if descriptor is None else _read(descriptor)
+
+
+def read_ring(containers: int, name: str) -> bytes:
+    """The event ring of one container, empty if it has none. Raises :class:`RegionError`."""
+    with _open_region(containers, name, os.O_RDONLY) as descriptor:
+        if descriptor is None or not _has_extension(descriptor, os.fstat(descriptor).st_size):
+            return b""
+        return os.pread(descriptor, RING_BYTES, layout.EXTENSION_OFFSET + RING_OFFSET)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from importlib.metadata import version as package_version
 
 from hami.kube.client import Client, Limits
 from hami.kube.config import load_config
+from hami.kube.events import EventRecorder, ObjectRef
 from hami.kube.informer import Informer
 from hami.kube.operations import Selection, list_pages
 from hami.kube.resources import PODS
@@ -27,6 +28,7 @@ from hami.node.paths import MIG_LOCK_NAME
 
 MIG_LOCK = f"/tmp/hami/{MIG_LOCK_NAME}"  # noqa: S108 - WIRE with the device plugin; only looked at
 USER_AGENT = "hami-monitor"
+FLUSH_S = 3.0
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ async def run_monitor(config: ProcessConfig) -> None:
     async with Client(load_config(), limits, user_agent=USER_AGENT) as client:
         pods = PodWatch(client, config.options.node)
         nvml = NvmlSession(config.nvml_library)
+        recorder = EventRecorder(client, USER_AGENT, config.options.node)
         monitor = Monitor(
             config.options,
             Tracker(f"{base}/containers"),
@@ -98,18 +101,24 @@ async def run_monitor(config: ProcessConfig) -> None:
             pods,
             pods.list_uids,
             add_build_info,
+            lambda pod, event: recorder.record(
+                ObjectRef("Pod", pod.name, pod.namespace, pod.uid), event.type, event.reason, event.message
+            ),
         )
         server = MetricsServer(Application(monitor), listener)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, server.stop)
         watching = asyncio.create_task(pods.informer.run())
+        recording = asyncio.create_task(recorder.run())
         ticking = asyncio.create_task(monitor.run())
         try:
             await server.run()
         finally:
             await cancel_and_wait(ticking)
             await cancel_and_wait(watching)
+            await recorder.flush(FLUSH_S)
+            await cancel_and_wait(recording)
             await asyncio.to_thread(nvml.close)
 
 

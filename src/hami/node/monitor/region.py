@@ -110,6 +110,8 @@ class Region:
     priority: int
     last_kernel: int
     has_extension: bool
+    events_written: int = 0
+    """Events ever written to the ring of the extension block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +191,7 @@ def parse_region(raw: RawRegion) -> Region:
         priority=region.priority.read(raw.tail, base),
         last_kernel=_last_kernel(raw),
         has_extension=has_extension,
+        events_written=layout.Extension.next_event.read(raw.extension) if has_extension else 0,
     )
 
 

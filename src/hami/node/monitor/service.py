@@ -21,6 +21,7 @@ from hami.node.monitor.garbage import Garbage, StaleList, belongs_to_pod, has_li
 from hami.node.monitor.hostgpu import HostReader
 from hami.node.monitor.pods import PodInfo
 from hami.node.monitor.region import Region
+from hami.node.monitor.ring import EventLimiter, PodEvent, new_events
 from hami.node.monitor.series import (
     ContainerSample,
     SelfState,
@@ -35,6 +36,8 @@ from hami.protocol.errors import ProtocolError
 TICK_S: Final = 5.0
 LATE_S: Final = 60.0
 SIZES_EVERY_S: Final = 60.0
+LARGE_BYTES: Final = 16 << 20
+LARGE_EVERY_S: Final = 3600.0
 _MAX_SEEN: Final = 10_000
 _MAX_PID_CHECKS: Final = 64
 
@@ -42,6 +45,10 @@ log = logging.getLogger(__name__)
 
 Writer = Callable[[SeriesBook], None]
 """Adds series that belong to the process, such as its version."""
+
+
+Reporter = Callable[[PodInfo, PodEvent], None]
+"""Raises an event on a pod; never blocks, never fails."""
 
 
 class Pods(Protocol):
@@ -82,6 +89,7 @@ class Monitor:
         pods: Pods,
         list_uids: Callable[[], Awaitable[set[str]]],
         extra_series: Writer,
+        report: Reporter,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._options = options
@@ -91,9 +99,12 @@ class Monitor:
         self._pods = pods
         self._list_uids = list_uids
         self._extra_series = extra_series
+        self._report = report
         self._clock = clock
         self._stale = StaleList(options.grace_s)
         self._verdicts: dict[str, Verdict] = {}
+        self._limiter = EventLimiter()
+        self._large_at: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
         self._sizes_at = float("-inf")
         self._errors: Counter[str] = Counter()
@@ -141,6 +152,8 @@ class Monitor:
         if now - self._sizes_at >= SIZES_EVERY_S:
             self._sizes = await asyncio.to_thread(self._tracker.sizes)
             self._sizes_at = now
+            self._report_large(now)
+        await self._report_events(sweep, now)
         self._last_update = self._clock()
         await self._collect_garbage(sweep, now)
 
@@ -245,6 +258,35 @@ class Monitor:
                     self._foreign_total += 1
                     if len(self._foreign) < _MAX_SEEN:
                         self._foreign.add(claim)
+
+    def _report_large(self, now: float) -> None:
+        """A Warning event on the pod of a directory above 16 MiB, at most once an hour."""
+        pods = self._pods.by_uid()
+        self._large_at = {name: at for name, at in self._large_at.items() if now - at < LARGE_EVERY_S}
+        for name, size in self._sizes.items():
+            pod = pods.get(name.partition("_")[0])
+            if size > LARGE_BYTES and pod is not None and name not in self._large_at:
+                self._large_at[name] = now
+                text = f"the cache directory {name} holds {size / (1 << 20):.1f} MiB, more than 16 MiB"
+                self._report(pod, PodEvent("Warning", "HAMiCacheDirectoryLarge", text))
+
+    async def _report_events(self, sweep: Sweep, now: float) -> None:
+        """New entries of the libraries' event rings become events on the pods."""
+        known = {directory.name: region for directory, region in self._known_regions(sweep).items()}
+        pending = {
+            name: (self._limiter.position(name, region.events_written), region.events_written)
+            for name, region in known.items()
+        }
+        changed = {name: span for name, span in pending.items() if span[0] < span[1]}
+        rings = await asyncio.to_thread(self._tracker.rings, changed) if changed else {}
+        pods = self._pods.by_uid()
+        for name, ring in rings.items():
+            pod = pods.get(name.partition("_")[0])
+            seen, written = changed[name]
+            for event in self._limiter.reports(name, new_events(ring, written, seen), now):
+                if pod is not None:
+                    self._report(pod, event)
+        self._limiter.end_of_tick(known, now)
 
     async def _collect_garbage(self, sweep: Sweep, now: float) -> None:
         if not self._pods.synced:

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -17,6 +17,7 @@ from hami.node.monitor.files import (
     list_directories,
     open_containers,
     read_directory,
+    read_ring,
     write_directory,
 )
 from hami.node.monitor.region import Region, RegionError
@@ -65,6 +66,20 @@ class Tracker:
                         log.warning("region.write_failed", extra={"directory": name, "cause": str(error)})
         except OSError as error:
             log.warning("containers.absent", extra={"path": self._path, "cause": str(error)})
+
+    def rings(self, names: Iterable[str]) -> dict[str, bytes]:
+        """The event rings of these directories; one that cannot be read is left out."""
+        found: dict[str, bytes] = {}
+        try:
+            with open_containers(self._path) as containers:
+                for name in names:
+                    try:
+                        found[name] = read_ring(containers, name)
+                    except RegionError as error:
+                        log.debug("ring.unreadable", extra={"directory": name, "cause": str(error)})
+        except OSError:
+            return {}
+        return found
 
     def sizes(self) -> dict[str, int]:
         """Bytes allocated to each directory."""
