@@ -199,6 +199,16 @@ static struct fg_channel *own_channel(uint32_t d) {
     return NULL;
 }
 
+/* Let work that waits for the next launch end. */
+static void end_waiting(struct fg_channel *channel) {
+    struct fg_entry *last = &channel->ring[(channel->tail - 1) % FG_RING];
+    if (!busy(channel) || last->cost_ns != FG_UNTIL_NEXT)
+        return;
+    last->cost_ns = 1000;
+    if (channel->head == channel->tail - 1)
+        channel->head_left_ns = last->cost_ns;
+}
+
 uint64_t fg_engine_submit(uint32_t d, uint64_t cost_ns) {
     struct fg_device *device = &fg.shared->devices[d];
     for (;;) {
@@ -208,6 +218,7 @@ uint64_t fg_engine_submit(uint32_t d, uint64_t cost_ns) {
         if (!channel || channel->tail - channel->head < FG_QUEUE) {
             uint64_t mark = 0;
             if (channel) {
+                end_waiting(channel);
                 channel->ring[channel->tail % FG_RING] = (struct fg_entry){.cost_ns = cost_ns};
                 if (!busy(channel))
                     channel->head_left_ns = cost_ns;

@@ -10,6 +10,9 @@
 
 #include "state.h"
 
+/* Cost of work that runs until this process submits something more. */
+#define FG_UNTIL_NEXT ((uint64_t)1 << 50)
+
 /* Append work of this process; waits while FG_QUEUE entries are unfinished. Returns the mark behind it. */
 uint64_t fg_engine_submit(uint32_t device, uint64_t cost_ns);
 /* The mark behind all work submitted so far. */

@@ -14,7 +14,7 @@ uint64_t fg_launch_cost(const struct fg_launch *launch) {
     else if (function->rule == FG_COST_ARGUMENT)
         cost =
             launch->params && launch->params[0] ? *(const uint64_t *)launch->params[0] : fg.shared->kernel_ns;
-    return fg.shared->time_scale_milli == 1000
+    return fg.shared->time_scale_milli == 1000 || cost == FG_UNTIL_NEXT
                ? cost
                : (uint64_t)((__uint128_t)cost * 1000 / fg.shared->time_scale_milli);
 }

@@ -118,6 +118,8 @@ static void read_cost(struct fg_function *function) {
     function->cost_ns = fg.shared->kernel_ns;
     if (strncmp(function->name, "spin_argument", 13) == 0)
         function->rule = FG_COST_ARGUMENT;
+    if (strncmp(function->name, "wait_for_next", 13) == 0)
+        function->cost_ns = FG_UNTIL_NEXT;
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         size_t n = strlen(forms[i].prefix);
         if (strncmp(function->name, forms[i].prefix, n) != 0)

@@ -150,6 +150,20 @@ print(json.dumps([round(x, 4) for x in out]))
     assert result == [1.5, 0.25, 3.0, 0.007]
 
 
+def test_a_kernel_can_wait_for_the_next_launch(cards: Cards) -> None:
+    result = run(
+        cards,
+        """
+event = ok(d.cuEventCreate(0))
+ok(launch(kernel("wait_for_next"))); ok(d.cuEventRecord(event, 0))
+before = code(d.cuEventQuery(event))
+ok(launch(kernel("spin_us_1"))); ok(d.cuCtxSynchronize())
+print(json.dumps([before, code(d.cuEventQuery(event))]))
+""",
+    )
+    assert result == [600, 0]
+
+
 def test_a_captured_graph_runs_as_one_piece_of_work(cards: Cards) -> None:
     result = run(
         cards,
@@ -298,6 +312,7 @@ def test_procaddress_answers_by_name_version_and_stream_flag(cards: Cards) -> No
         assert get("cuGetProcAddress", 12000)[1] == at("cuGetProcAddress_v2")
         old = ctypes.c_void_p(1)
         v1 = c.cuGetProcAddress(b"noSuch", ctypes.byref(old), 12000, ctypes.c_uint64(0))
+        assert get("cuIpcOpenMemHandle", 4010)[1] != get("cuIpcOpenMemHandle", 11000)[1]
         print(json.dumps([get("noSuch", 12000), get("cuMemAllocAsync", 11010), get("", 0)[0], v1, old.value]))
         """
     )
