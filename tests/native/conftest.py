@@ -6,6 +6,7 @@ The build directory is ``HAMI_NATIVE_BUILD`` or ``build/native``; ``make native`
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,7 +37,17 @@ def native() -> NativeBuild:
 @pytest.fixture
 def node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
     """A node with one card of 16 GiB and no context overhead."""
-    preload = os.environ.get("HAMI_NATIVE_PRELOAD", "")
-    made = Node(native, tmp_path, {"FAKEGPU_MEMORY_MIB": "16384"}, preload=[preload] if preload else [])
+    made = Node(native, tmp_path, {"FAKEGPU_MEMORY_MIB": "16384"})
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def asan_node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
+    """The same with everything built with ASan and UBSan; their runtime is loaded before libvgpu.so."""
+    runtime = subprocess.run(
+        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    made = Node(native.sanitized("asan"), tmp_path, {"FAKEGPU_MEMORY_MIB": "16384"}, preload=[runtime])
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""The pure pieces of libvgpu.so, in C; the same program runs in the sanitizer builds."""
+"""The pure pieces of libvgpu.so, in C: plain, under ASan and UBSan, and under TSan."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_unit(native: NativeBuild, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("sanitizer", ["", "asan", "tsan"])
+def test_unit(native: NativeBuild, tmp_path: Path, sanitizer: str, name: str) -> None:
+    build = native.sanitized(sanitizer) if sanitizer else native
     done = subprocess.run(
-        [str(native.program("vgpu_unit")), name, str(tmp_path / "unit.cache")],
+        [str(build.program("vgpu_unit")), name, str(tmp_path / "unit.cache")],
         capture_output=True,
         text=True,
         timeout=100,

@@ -39,6 +39,13 @@ class NativeBuild:
         """A test program of native/vgpu/test."""
         return self.directory / "vgpu-test" / name
 
+    def sanitized(self, kind: str) -> NativeBuild:
+        """The build with a sanitizer, `asan` (with UBSan) or `tsan`; `make sanitized` makes it."""
+        build = NativeBuild(self.directory.with_name(f"{self.directory.name}-{kind}"))
+        if not build.libvgpu.is_file():
+            raise FileNotFoundError(f"{build.libvgpu} is not built: run make sanitized")
+        return build
+
 
 @dataclass
 class Shell:

@@ -139,6 +139,7 @@ def c_header(layout: dict[str, Any]) -> str:
     """Text of ``region_abi.h``."""
     out = [
         "/* Byte layout of the shared region file. Generated from region.toml, do not edit. */",
+        "/* clang-format off */",
         "#ifndef VGPU_REGION_ABI_H",
         "#define VGPU_REGION_ABI_H",
         "",

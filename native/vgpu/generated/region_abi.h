@@ -1,4 +1,5 @@
 /* Byte layout of the shared region file. Generated from region.toml, do not edit. */
+/* clang-format off */
 #ifndef VGPU_REGION_ABI_H
 #define VGPU_REGION_ABI_H
 

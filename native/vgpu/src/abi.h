@@ -1,4 +1,5 @@
-/* The few types and numbers of the CUDA driver API and of NVML that the hooks need; nothing of NVIDIA's headers. */
+/* The few types and numbers of the CUDA driver API and of NVML that the hooks need; nothing of NVIDIA's
+ * headers. */
 #ifndef VGPU_ABI_H
 #define VGPU_ABI_H
 
@@ -121,8 +122,8 @@ struct vg_nvml_sample {
 };
 _Static_assert(sizeof(struct vg_nvml_sample) == 32, "nvmlProcessUtilizationSample_t");
 
-#define VG_EXPORT __attribute__((visibility("default")))
-#define VG_COLD __attribute__((noinline, cold))
+#define VG_EXPORT    __attribute__((visibility("default")))
+#define VG_COLD      __attribute__((noinline, cold))
 #define VG_LIKELY(x) __builtin_expect(!!(x), 1)
 
 #endif

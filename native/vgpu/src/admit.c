@@ -70,7 +70,8 @@ static void raise_peak(struct vg_space *space, int device, uint64_t usage) {
         continue;
 }
 
-/* Safe while somebody else holds the admission lock: of all attempts the last to fence has seen the others. */
+/* Safe while somebody else holds the admission lock: of all attempts the last to fence has seen the others.
+ */
 static bool attempt_past_holder(struct vg_space *space, int device, uint64_t size, uint64_t limit) {
     uint64_t undecided;
     attempt(space, device, size);
@@ -116,7 +117,8 @@ static bool settle_attempt(struct vg_space *space, struct vg_section *section, i
 
 enum entry { ENTRY_ADMITTED, ENTRY_OVER, ENTRY_STUCK };
 
-static enum entry enter_slow(struct vg_space *space, int device, uint64_t size, uint64_t limit, uint64_t *spent) {
+static enum entry enter_slow(struct vg_space *space, int device, uint64_t size, uint64_t limit,
+                             uint64_t *spent) {
     struct vg_section section;
     uint64_t now = vg_now(), deadline = now + lock_timeout_ns, past = now + past_holder_ns, pause = 50000;
     for (;;) {
@@ -147,7 +149,8 @@ static enum entry enter_slow(struct vg_space *space, int device, uint64_t size, 
     return admitted ? ENTRY_ADMITTED : ENTRY_OVER;
 }
 
-static bool admit_slow(struct vg_space *space, int device, uint64_t size, uint64_t limit, void (*settle)(void)) {
+static bool admit_slow(struct vg_space *space, int device, uint64_t size, uint64_t limit,
+                       void (*settle)(void)) {
     uint64_t spent = 0;
     enum entry first = enter_slow(space, device, size, limit, &spent);
     if (first != ENTRY_OVER)
@@ -157,8 +160,8 @@ static bool admit_slow(struct vg_space *space, int device, uint64_t size, uint64
     return enter_slow(space, device, size, limit, &spent) == ENTRY_ADMITTED;
 }
 
-/* With a foreign extension block: the slots' own totals are summed, always under the admission lock. What is reserved
- * and not yet in the total stands in `offset`, which is 0 otherwise, so that the others see it. */
+/* With a foreign extension block: the slots' own totals are summed, always under the admission lock. What is
+ * reserved and not yet in the total stands in `offset`, which is 0 otherwise, so that the others see it. */
 static bool admit_by_slots(struct vg_space *space, int device, uint64_t size, uint64_t limit) {
     struct vg_section section;
     if (vg_section_enter(&section, &space->locks, VG_LOCK_ADMISSION + device, vg_now() + lock_timeout_ns) !=

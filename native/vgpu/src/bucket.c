@@ -16,7 +16,8 @@ static uint64_t moved(uint64_t due, uint64_t now, int64_t charge, uint64_t *forg
     return end;
 }
 
-uint64_t vg_bucket_take(_Atomic uint64_t *due, uint64_t now, uint64_t cost, unsigned limit, uint64_t *forgiven) {
+uint64_t vg_bucket_take(_Atomic uint64_t *due, uint64_t now, uint64_t cost, unsigned limit,
+                        uint64_t *forgiven) {
     uint64_t seen = atomic_load(due);
     for (;;) {
         uint64_t lost = 0;
@@ -31,7 +32,8 @@ uint64_t vg_bucket_take(_Atomic uint64_t *due, uint64_t now, uint64_t cost, unsi
     }
 }
 
-void vg_bucket_correct(_Atomic uint64_t *due, uint64_t now, int64_t difference, unsigned limit, uint64_t *forgiven) {
+void vg_bucket_correct(_Atomic uint64_t *due, uint64_t now, int64_t difference, unsigned limit,
+                       uint64_t *forgiven) {
     uint64_t seen = atomic_load(due), lost, next;
     do {
         lost = 0;

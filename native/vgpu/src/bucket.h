@@ -6,11 +6,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Takes `cost` ns of the card at `limit` percent (1..99). Returns 0, or how long it is not due yet, in ns; then
- * nothing was taken. Test and charge are one compare-and-swap. */
-uint64_t vg_bucket_take(_Atomic uint64_t *due, uint64_t now, uint64_t cost, unsigned limit, uint64_t *forgiven);
+/* Takes `cost` ns of the card at `limit` percent (1..99). Returns 0, or how long it is not due yet, in ns;
+ * then nothing was taken. Test and charge are one compare-and-swap. */
+uint64_t vg_bucket_take(_Atomic uint64_t *due, uint64_t now, uint64_t cost, unsigned limit,
+                        uint64_t *forgiven);
 
 /* Corrects an earlier charge by `difference` ns of the card; never waits. */
-void vg_bucket_correct(_Atomic uint64_t *due, uint64_t now, int64_t difference, unsigned limit, uint64_t *forgiven);
+void vg_bucket_correct(_Atomic uint64_t *due, uint64_t now, int64_t difference, unsigned limit,
+                       uint64_t *forgiven);
 
 #endif

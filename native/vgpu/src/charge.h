@@ -14,12 +14,13 @@ struct vg_charge {
     uint64_t size; /* rounded */
 };
 
-/* Returns 0, or the CUDA result to give to the program instead of calling the driver. The device of the `current`
- * form is that of the current context; elsewhere it is a region index, -1 is not counted. */
+/* Returns 0, or the CUDA result to give to the program instead of calling the driver. The device of the
+ * `current` form is that of the current context; elsewhere it is a region index, -1 is not counted. */
 int vg_charge_current(struct vg_charge *charge, uint64_t bytes);
 int vg_charge_begin(struct vg_charge *charge, int device, uint64_t bytes);
 
-/* As vg_charge_begin, but a size over the limit is answered with false instead of being reported as a refusal. */
+/* As vg_charge_begin, but a size over the limit is answered with false instead of being reported as a
+ * refusal. */
 bool vg_charge_quietly(struct vg_charge *charge, int device, uint64_t bytes);
 int vg_charge_refuse(int device, uint64_t bytes);
 

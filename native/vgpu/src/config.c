@@ -21,7 +21,8 @@ static void read_limits(struct vg_config *config, vg_lookup lookup, const void *
             continue;
         uint64_t bytes = 0;
         long percent = 0;
-        enum vg_parsed parsed = memory ? vg_parse_size(text, &bytes) : vg_parse_integer(text, 0, 1000000, &percent);
+        enum vg_parsed parsed =
+            memory ? vg_parse_size(text, &bytes) : vg_parse_integer(text, 0, 1000000, &percent);
         if (parsed == VG_PARSED_REJECTED)
             VG_ERROR("%s=%.40s is not a valid %s and is ignored", name, text, memory ? "size" : "percentage");
         if (parsed != VG_PARSED_VALUE)
@@ -70,7 +71,8 @@ static void read_devices(struct vg_config *config, vg_lookup lookup, const void 
         read_uuids(config, text);
 }
 
-static long integer_or(vg_lookup lookup, const void *source, const char *name, long low, long high, long otherwise) {
+static long integer_or(vg_lookup lookup, const void *source, const char *name, long low, long high,
+                       long otherwise) {
     long value = otherwise;
     const char *text = lookup(source, name);
     if (text != NULL && vg_parse_integer(text, low, high, &value) != VG_PARSED_VALUE)
@@ -86,7 +88,8 @@ void vg_config_build(struct vg_config *config, vg_lookup lookup, const void *sou
     memset(config, 0, sizeof *config);
     config->log_level = (int)integer_or(lookup, source, "LIBCUDA_LOG_LEVEL", 0, 4, 1);
     copy_text(config->log_file, sizeof config->log_file, lookup(source, "VGPU_LOG_FILE"));
-    copy_text(config->cache_path, sizeof config->cache_path, lookup(source, "CUDA_DEVICE_MEMORY_SHARED_CACHE"));
+    copy_text(config->cache_path, sizeof config->cache_path,
+              lookup(source, "CUDA_DEVICE_MEMORY_SHARED_CACHE"));
     if (config->cache_path[0] == '\0')
         copy_text(config->cache_path, sizeof config->cache_path, "/tmp/cudevshr.cache");
     config->priority = (int)integer_or(lookup, source, "CUDA_TASK_PRIORITY", 0, 1, 1);
@@ -111,8 +114,8 @@ void vg_config_build(struct vg_config *config, vg_lookup lookup, const void *sou
     read_devices(config, lookup, source);
 }
 
-/* Position of the device in the allocation: -1 if a list of the allocation does not name it. A device that nobody
- * could name yet keeps its index. */
+/* Position of the device in the allocation: -1 if a list of the allocation does not name it. A device that
+ * nobody could name yet keeps its index. */
 static int position_of(const struct vg_config *config, const char *uuid, int index) {
     if (config->uuid_count == 0 || uuid[0] == '\0')
         return index;

@@ -45,7 +45,8 @@ void vg_config_build(struct vg_config *config, vg_lookup lookup, const void *sou
 uint64_t vg_config_memory(const struct vg_config *config, const char *uuid, int index);
 uint64_t vg_config_sm(const struct vg_config *config, const char *uuid, int index);
 
-/* KEY=VALUE lines; malformed ones are skipped with a warning. `text` is changed and must outlive the table. */
+/* KEY=VALUE lines; malformed ones are skipped with a warning. `text` is changed and must outlive the table.
+ */
 struct vg_pairs {
     unsigned count;
     struct {

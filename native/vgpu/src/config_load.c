@@ -50,7 +50,8 @@ void vg_pairs_parse(struct vg_pairs *pairs, char *text) {
         if (*line == '\0' || *line == '#')
             continue;
         char *equals = strchr(line, '=');
-        if (equals == NULL || equals == line || pairs->count == sizeof pairs->pairs / sizeof pairs->pairs[0]) {
+        if (equals == NULL || equals == line ||
+            pairs->count == sizeof pairs->pairs / sizeof pairs->pairs[0]) {
             VG_WARN("limits file: a line is malformed and is skipped");
             continue;
         }
@@ -109,7 +110,8 @@ static char *read_limits_file(struct stat *st) {
     if (reason == NULL && st->st_size > VG_LIMITS_FILE_LENGTH)
         reason = "is larger than 64 KiB";
     if (reason == NULL) {
-        text = mmap(NULL, VG_LIMITS_FILE_LENGTH + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        text =
+            mmap(NULL, VG_LIMITS_FILE_LENGTH + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (text == MAP_FAILED)
             text = NULL;
         for (ssize_t got, used = 0; text != NULL && used < VG_LIMITS_FILE_LENGTH; used += got)

@@ -1,5 +1,5 @@
-/* What a launch costs, in nanoseconds of the card, learned per (function, size class, device) by events around some
- * launches. The bucket of the core limit is charged with it. */
+/* What a launch costs, in nanoseconds of the card, learned per (function, size class, device) by events
+ * around some launches. The bucket of the core limit is charged with it. */
 #ifndef VGPU_COST_H
 #define VGPU_COST_H
 
@@ -14,12 +14,12 @@ enum { VG_COST_ENTRIES = 4096, VG_COST_PROBES = 8 };
 #define VG_COST_UNKNOWN UINT32_MAX
 
 struct vg_cost {
-    _Atomic uint64_t key;       /* 0 = free */
-    _Atomic uint32_t ns;        /* VG_COST_UNKNOWN before the first sample */
-    _Atomic int32_t countdown;  /* launches until the next one is measured */
-    _Atomic uint32_t samples;   /* launches that the mean stands for */
-    _Atomic int32_t interval;   /* what the countdown started from */
-    _Atomic uint32_t measuring; /* unfinished markers */
+    _Atomic uint64_t key;        /* 0 = free */
+    _Atomic uint32_t ns;         /* VG_COST_UNKNOWN before the first sample */
+    _Atomic int32_t countdown;   /* launches until the next one is measured */
+    _Atomic uint32_t samples;    /* launches that the mean stands for */
+    _Atomic int32_t interval;    /* what the countdown started from */
+    _Atomic uint32_t measuring;  /* unfinished markers */
     _Atomic uint32_t unmeasured; /* launches of earlier countdowns that ended without a marker */
 };
 
@@ -30,7 +30,8 @@ extern _Atomic(struct vg_cost *) vg_costs;
 
 static inline uint64_t vg_cost_key(uintptr_t function, uint64_t work, int device) {
     unsigned size_class = work == 0 ? 0 : 63 - (unsigned)__builtin_clzll(work);
-    return ((uint64_t)function ^ (uint64_t)size_class << 48 ^ (uint64_t)(unsigned)device << 54) | (uint64_t)1 << 63;
+    return ((uint64_t)function ^ (uint64_t)size_class << 48 ^ (uint64_t)(unsigned)device << 54) | (uint64_t)1
+                                                                                                      << 63;
 }
 
 static inline struct vg_cost *vg_cost_find(struct vg_cost *costs, uint64_t key) {

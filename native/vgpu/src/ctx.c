@@ -48,7 +48,8 @@ struct activation {
     bool searching; /* this thread has the list below */
 };
 
-/* A list of PIDs is too large for a stack; of several threads that activate at once one looks for the host PID. */
+/* A list of PIDs is too large for a stack; of several threads that activate at once one looks for the host
+ * PID. */
 static struct vg_pids pids_before;
 static _Atomic uint32_t searching;
 
@@ -122,8 +123,8 @@ int vg_ctx_create(vg_fn_ctx_create driver, void **context, unsigned flags, int d
     return result;
 }
 
-int vg_ctx_create_affinity(vg_fn_ctx_create_affinity driver, void **context, void *affinity, int count, unsigned flags,
-                           int device) {
+int vg_ctx_create_affinity(vg_fn_ctx_create_affinity driver, void **context, void *affinity, int count,
+                           unsigned flags, int device) {
     if (vg_ready() == VG_MODE_DENY)
         return VG_CUDA_UNKNOWN;
     struct activation activation = before_activation(device);
@@ -132,7 +133,8 @@ int vg_ctx_create_affinity(vg_fn_ctx_create_affinity driver, void **context, voi
     return result;
 }
 
-int vg_ctx_create_params(vg_fn_ctx_create_params driver, void **context, void *params, unsigned flags, int device) {
+int vg_ctx_create_params(vg_fn_ctx_create_params driver, void **context, void *params, unsigned flags,
+                         int device) {
     if (vg_ready() == VG_MODE_DENY)
         return VG_CUDA_UNKNOWN;
     struct activation activation = before_activation(device);

@@ -17,15 +17,16 @@ static bool cuda_uuid(int cuda_device, char *text) {
     if (vg_call_cuDeviceGetUuid_v2(b, cuda_device) != VG_CUDA_SUCCESS &&
         vg_call_cuDeviceGetUuid(b, cuda_device) != VG_CUDA_SUCCESS)
         return false;
-    snprintf(text, VG_UUID_LENGTH,
-             "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0], b[1], b[2], b[3], b[4],
-             b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14], b[15]);
+    snprintf(text, VG_UUID_LENGTH, "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+             b[0], b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13], b[14],
+             b[15]);
     return true;
 }
 
 void vg_devices_identify(struct vg_region_seed *seed) {
     unsigned count = 0;
-    if (vg_call_nvmlInit_v2() == VG_NVML_SUCCESS && vg_call_nvmlDeviceGetCount_v2(&count) == VG_NVML_SUCCESS) {
+    if (vg_call_nvmlInit_v2() == VG_NVML_SUCCESS &&
+        vg_call_nvmlDeviceGetCount_v2(&count) == VG_NVML_SUCCESS) {
         for (unsigned n = 0; n < count && n < VG_MAX_DEVICES; n++) {
             void *device;
             if (vg_call_nvmlDeviceGetHandleByIndex_v2(n, &device) == VG_NVML_SUCCESS)

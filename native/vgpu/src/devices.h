@@ -7,7 +7,8 @@
 /* Device count and UUIDs for a new region: in NVML's order, without NVML in CUDA's. */
 void vg_devices_identify(struct vg_region_seed *seed);
 
-/* Maps CUDA ordinals to region indices. Returns the region index of the only CUDA device, or -1 if there are more. */
+/* Maps CUDA ordinals to region indices. Returns the region index of the only CUDA device, or -1 if there are
+ * more. */
 int vg_devices_map(struct vg_space *space);
 
 /* Region index of a CUDA device, -1: not limited (unknown, or the 17th and later). */

@@ -115,8 +115,9 @@ static void *find_symbol(const struct link_map *map, const struct object *object
 void *vg_libc_function(const char *name) {
     for (const struct link_map *map = first_object(); map != NULL; map = map->l_next) {
         struct object object = read_object(map);
-        if (object.soname == NULL || (!same(object.soname, "libc.so.6") && !same(object.soname, "libdl.so.2") &&
-                                      !same(object.soname, "libpthread.so.0")))
+        if (object.soname == NULL ||
+            (!same(object.soname, "libc.so.6") && !same(object.soname, "libdl.so.2") &&
+             !same(object.soname, "libpthread.so.0")))
             continue;
         void *found = find_symbol(map, &object, name);
         if (found != NULL)

@@ -4,8 +4,8 @@
 
 #include <stdbool.h>
 
-/* A function exported by libc.so.6 or, before glibc 2.34, by libdl.so.2 or libpthread.so.0; its default version
- * first. NULL: not loaded. */
+/* A function exported by libc.so.6 or, before glibc 2.34, by libdl.so.2 or libpthread.so.0; its default
+ * version first. NULL: not loaded. */
 void *vg_libc_function(const char *name);
 
 /* True if `address` lies in a loaded object whose DT_SONAME is `soname`. */

@@ -131,9 +131,11 @@ static void take(int device, uint64_t cost) {
     add_forgiven(device, forgiven);
 }
 
-/* A launch that wants a marker waits until one is free: that bounds the queue of a program that never synchronises.
- * After a second in vain it goes on without, and so does every later one until a marker has completed. */
-static struct vg_marker *wait_for_marker(struct vg_cost *cost, int device, uint64_t charged, uint32_t launches) {
+/* A launch that wants a marker waits until one is free: that bounds the queue of a program that never
+ * synchronises. After a second in vain it goes on without, and so does every later one until a marker has
+ * completed. */
+static struct vg_marker *wait_for_marker(struct vg_cost *cost, int device, uint64_t charged,
+                                         uint32_t launches) {
     static _Atomic bool in_vain;
     if (vg_markers_poll(device, true_up) > 0)
         atomic_store(&in_vain, false);

@@ -50,7 +50,8 @@ struct vg_launch {
     void *stream;
 };
 
-/* Waits as long as priority, suspension and the core limit ask for. Returns 0, or what the program gets instead. */
+/* Waits as long as priority, suspension and the core limit ask for. Returns 0, or what the program gets
+ * instead. */
 int vg_gate_enter(struct vg_launch *launch, uintptr_t function, uint64_t work, void *stream);
 
 /* After the driver's answer. */

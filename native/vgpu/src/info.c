@@ -46,9 +46,11 @@ int vg_mem_info_v1(vg_fn_mem_info_v1 driver, unsigned *free_bytes, unsigned *tot
     if (limit == 0)
         return result;
     if (free_bytes != NULL)
-        *free_bytes = saturated(limited_free(device, limit, *free_bytes == UINT32_MAX ? UINT64_MAX : *free_bytes));
+        *free_bytes =
+            saturated(limited_free(device, limit, *free_bytes == UINT32_MAX ? UINT64_MAX : *free_bytes));
     if (total_bytes != NULL)
-        *total_bytes = *total_bytes == UINT32_MAX ? saturated(limit) : saturated(smaller(limit, *total_bytes));
+        *total_bytes =
+            *total_bytes == UINT32_MAX ? saturated(limit) : saturated(smaller(limit, *total_bytes));
     return result;
 }
 

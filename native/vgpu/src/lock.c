@@ -132,7 +132,8 @@ static bool keep_descriptor(struct vg_long_lock *lock, const struct vg_lock_file
     return true;
 }
 
-static enum vg_lock_result take_locked(struct vg_long_lock *lock, const struct vg_lock_file *file, off_t byte) {
+static enum vg_lock_result take_locked(struct vg_long_lock *lock, const struct vg_lock_file *file,
+                                       off_t byte) {
     int fd = open_checked(file);
     if (fd < 0)
         return VG_LOCK_FAILED;
@@ -150,7 +151,8 @@ static enum vg_lock_result take_locked(struct vg_long_lock *lock, const struct v
     return result;
 }
 
-enum vg_lock_result vg_long_lock_take(struct vg_long_lock *lock, const struct vg_lock_file *file, off_t byte) {
+enum vg_lock_result vg_long_lock_take(struct vg_long_lock *lock, const struct vg_lock_file *file,
+                                      off_t byte) {
     *lock = (struct vg_long_lock){.page = MAP_FAILED, .kept_fd = -1};
     if (file->path == NULL)
         return VG_LOCK_GRANTED;

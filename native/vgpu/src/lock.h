@@ -1,6 +1,7 @@
 /* Kernel-released locks on bytes far behind the data of the region file (open-file-description record locks).
  *
- * All of them run under one process mutex, which the fork handlers hold, so that no child inherits a descriptor. */
+ * All of them run under one process mutex, which the fork handlers hold, so that no child inherits a
+ * descriptor. */
 #ifndef VGPU_LOCK_H
 #define VGPU_LOCK_H
 

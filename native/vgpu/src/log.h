@@ -22,15 +22,15 @@ int vg_log_enabled(enum vg_log_level level);
 __attribute__((format(printf, 3, 4))) void vg_log_line(struct vg_log_site *site, enum vg_log_level level,
                                                        const char *format, ...);
 
-#define VG_LOG(level, ...)                                                                                             \
-    do {                                                                                                               \
-        static struct vg_log_site site_;                                                                               \
-        if (vg_log_enabled(level))                                                                                     \
-            vg_log_line(&site_, level, __VA_ARGS__);                                                                   \
+#define VG_LOG(level, ...)                                                                                   \
+    do {                                                                                                     \
+        static struct vg_log_site site_;                                                                     \
+        if (vg_log_enabled(level))                                                                           \
+            vg_log_line(&site_, level, __VA_ARGS__);                                                         \
     } while (0)
 
 #define VG_ERROR(...) VG_LOG(VG_LOG_ERROR, __VA_ARGS__)
-#define VG_WARN(...) VG_LOG(VG_LOG_WARN, __VA_ARGS__)
-#define VG_INFO(...) VG_LOG(VG_LOG_INFO, __VA_ARGS__)
+#define VG_WARN(...)  VG_LOG(VG_LOG_WARN, __VA_ARGS__)
+#define VG_INFO(...)  VG_LOG(VG_LOG_INFO, __VA_ARGS__)
 
 #endif

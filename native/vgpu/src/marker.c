@@ -127,7 +127,8 @@ unsigned vg_markers_poll(int device, void (*finished)(int device, uint64_t took,
         }
         if (result == VG_CUDA_SUCCESS &&
             vg_call_cuEventElapsedTime(&milliseconds, marker->start, marker->stop) == VG_CUDA_SUCCESS) {
-            uint64_t took = milliseconds > 0 && milliseconds < 1e9F ? (uint64_t)((double)milliseconds * 1e6) : 0;
+            uint64_t took =
+                milliseconds > 0 && milliseconds < 1e9F ? (uint64_t)((double)milliseconds * 1e6) : 0;
             vg_cost_learn(marker->cost, took, marker->launches);
             finished(device, took, marker->charged);
             done++;

@@ -1,4 +1,5 @@
-/* Pairs of events around single launches: how long the card really took. At most eight are unfinished per device. */
+/* Pairs of events around single launches: how long the card really took. At most eight are unfinished per
+ * device. */
 #ifndef VGPU_MARKER_H
 #define VGPU_MARKER_H
 
@@ -20,8 +21,8 @@ void vg_marker_stop(struct vg_marker *marker, void *stream, bool launched);
 /* True if all markers of the device are unfinished. */
 bool vg_markers_busy(int device);
 
-/* Looks at the unfinished markers; for each that is done the function's cost is learned and `finished` gets what
- * the launch took and what it was charged, ns. Returns how many were done. */
+/* Looks at the unfinished markers; for each that is done the function's cost is learned and `finished` gets
+ * what the launch took and what it was charged, ns. Returns how many were done. */
 unsigned vg_markers_poll(int device, void (*finished)(int device, uint64_t took, uint64_t charged));
 
 void vg_markers_forget(void *context);

@@ -87,7 +87,8 @@ int vg_array3d_create(vg_fn_array3d_create driver, void **array, const struct vg
     return result != VG_CUDA_SUCCESS ? result : keep(&charge, driver(array, desc), array);
 }
 
-int vg_array3d_create_v1(vg_fn_array3d_create_v1 driver, void **array, const struct vg_array3d_desc_v1 *desc) {
+int vg_array3d_create_v1(vg_fn_array3d_create_v1 driver, void **array,
+                         const struct vg_array3d_desc_v1 *desc) {
     struct vg_charge charge;
     struct vg_array3d_desc wide = {0};
     if (desc != NULL)
@@ -97,7 +98,8 @@ int vg_array3d_create_v1(vg_fn_array3d_create_v1 driver, void **array, const str
     return result != VG_CUDA_SUCCESS ? result : keep(&charge, driver(array, desc), array);
 }
 
-int vg_mipmap_create(vg_fn_mipmap_create driver, void **array, const struct vg_array3d_desc *desc, unsigned levels) {
+int vg_mipmap_create(vg_fn_mipmap_create driver, void **array, const struct vg_array3d_desc *desc,
+                     unsigned levels) {
     struct vg_charge charge;
     int result = vg_charge_current(&charge, mipmap_bytes(desc, levels));
     return result != VG_CUDA_SUCCESS ? result : keep(&charge, driver(array, desc, levels), array);

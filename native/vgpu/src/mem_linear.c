@@ -43,12 +43,14 @@ int vg_mem_managed(vg_fn_mem_managed driver, uint64_t *pointer, size_t size, uns
     return result;
 }
 
-/* The least that a pitched allocation can take; above every limit where it overflows; 0 where the driver refuses. */
+/* The least that a pitched allocation can take; above every limit where it overflows; 0 where the driver
+ * refuses. */
 static uint64_t pitched(uint64_t width, uint64_t height, unsigned element) {
     uint64_t row, size;
     if (element != 4 && element != 8 && element != 16)
         return 0;
-    if (__builtin_add_overflow(width, 511, &row) || __builtin_mul_overflow(row & ~(uint64_t)511, height, &size))
+    if (__builtin_add_overflow(width, 511, &row) ||
+        __builtin_mul_overflow(row & ~(uint64_t)511, height, &size))
         return UINT64_MAX;
     return size;
 }
@@ -69,8 +71,8 @@ int vg_mem_pitch(vg_fn_mem_pitch driver, uint64_t *pointer, size_t *pitch, size_
     return result;
 }
 
-int vg_mem_pitch_v1(vg_fn_mem_pitch_v1 driver, uint32_t *pointer, unsigned *pitch, unsigned width, unsigned height,
-                    unsigned element) {
+int vg_mem_pitch_v1(vg_fn_mem_pitch_v1 driver, uint32_t *pointer, unsigned *pitch, unsigned width,
+                    unsigned height, unsigned element) {
     struct vg_charge charge;
     int result = vg_charge_current(&charge, pitched(width, height, element));
     if (result != VG_CUDA_SUCCESS)

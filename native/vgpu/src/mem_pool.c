@@ -151,7 +151,8 @@ static bool current_pool(void **pool, int *device) {
     return true;
 }
 
-int vg_mem_alloc_async(vg_fn_mem_alloc_async driver, uint64_t *pointer, size_t size, void *stream, void *on_stream) {
+int vg_mem_alloc_async(vg_fn_mem_alloc_async driver, uint64_t *pointer, size_t size, void *stream,
+                       void *on_stream) {
     struct pool_attempt attempt = {.pool = NULL};
     enum vg_mode mode = vg_ready();
     void *pool = NULL;
@@ -167,8 +168,8 @@ int vg_mem_alloc_async(vg_fn_mem_alloc_async driver, uint64_t *pointer, size_t s
     return result;
 }
 
-int vg_mem_alloc_from_pool(vg_fn_mem_alloc_from_pool driver, uint64_t *pointer, size_t size, void *pool, void *stream,
-                           void *on_stream) {
+int vg_mem_alloc_from_pool(vg_fn_mem_alloc_from_pool driver, uint64_t *pointer, size_t size, void *pool,
+                           void *stream, void *on_stream) {
     struct pool_attempt attempt = {.pool = NULL};
     enum vg_mode mode = vg_ready();
     int result = VG_CUDA_SUCCESS;
@@ -204,7 +205,8 @@ int vg_pool_create(vg_fn_pool_create driver, void **pool, const struct vg_pool_p
     if (vg_ready() == VG_MODE_DENY)
         return VG_CUDA_UNKNOWN;
     int result = driver(pool, props);
-    if (result == VG_CUDA_SUCCESS && vg_ready() == VG_MODE_COUNT && props->location.type == VG_LOCATION_DEVICE)
+    if (result == VG_CUDA_SUCCESS && vg_ready() == VG_MODE_COUNT &&
+        props->location.type == VG_LOCATION_DEVICE)
         know(*pool, vg_device_of(props->location.id));
     return result;
 }

@@ -99,7 +99,8 @@ int vg_vmm_release(vg_fn_vmm_release driver, uint64_t handle) {
     return result;
 }
 
-int vg_vmm_map(vg_fn_vmm_map driver, uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags) {
+int vg_vmm_map(vg_fn_vmm_map driver, uint64_t address, size_t size, size_t offset, uint64_t handle,
+               uint64_t flags) {
     int result = driver(address, size, offset, handle, flags);
     if (result != VG_CUDA_SUCCESS || vg_ready() != VG_MODE_COUNT)
         return result;
@@ -124,7 +125,8 @@ int vg_vmm_unmap(vg_fn_vmm_unmap driver, uint64_t address, size_t size) {
         if (found) {
             struct object *object = range.value;
             uint64_t start = range.key > address ? range.key : address;
-            uint64_t end = range.key + range.length < address + size ? range.key + range.length : address + size;
+            uint64_t end =
+                range.key + range.length < address + size ? range.key + range.length : address + size;
             vg_sorted_remove(&ranges, range.key);
             if (start > range.key)
                 vg_sorted_put(&ranges, range.key, start - range.key, object);

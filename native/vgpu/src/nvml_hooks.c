@@ -63,20 +63,22 @@ int vg_nvml_memory_v2(vg_fn_nvml_memory_v2 driver, void *device, struct vg_nvml_
     return VG_NVML_SUCCESS;
 }
 
-/* The PID inside the container of a record's process; 0: it belongs to somebody else. Which of the two numbers the
- * driver reports is settled once; until then only the own process is recognised. */
+/* The PID inside the container of a record's process; 0: it belongs to somebody else. Which of the two
+ * numbers the driver reports is settled once; until then only the own process is recognised. */
 static uint32_t container_pid(uint32_t pid) {
     uint32_t flags = atomic_load(&vg_process.space.extension->flags);
     bool settled = (flags & VG_FLAG_NVML_SETTLED) != 0, own = (flags & VG_FLAG_NVML_OWN_NAMESPACE) != 0;
     int slot = vg_slot_find(&vg_process.space, (int32_t)pid, settled && own, !(settled && own));
     if (slot >= 0)
         return (uint32_t)vg_process.space.region->procs[slot].pid;
-    return (vg_gate->word & VG_GATE_READY) != 0 && vg_pid_is_own(pid) ? (uint32_t)vg_process.space.own->pid : 0;
+    return (vg_gate->word & VG_GATE_READY) != 0 && vg_pid_is_own(pid) ? (uint32_t)vg_process.space.own->pid
+                                                                      : 0;
 }
 
 typedef int (*process_list)(void *device, unsigned *count, void *records);
 
-/* Asks the driver into memory of our own and keeps the container's records; `size` bytes each, the PID first. */
+/* Asks the driver into memory of our own and keeps the container's records; `size` bytes each, the PID first.
+ */
 static int own_processes(process_list driver, void *device, unsigned *count, void *records, size_t size) {
     if (count == NULL || vg_process.config.nvml_host_processes || !vg_region_attached())
         return driver(device, count, records);
@@ -115,11 +117,11 @@ int vg_nvml_processes(vg_fn_nvml_processes driver, void *device, unsigned *count
     return own_processes(driver, device, count, records, sizeof(struct vg_nvml_process));
 }
 
-int vg_nvml_utilization(vg_fn_nvml_utilization driver, void *device, struct vg_nvml_sample *samples, unsigned *count,
-                        uint64_t since) {
+int vg_nvml_utilization(vg_fn_nvml_utilization driver, void *device, struct vg_nvml_sample *samples,
+                        unsigned *count, uint64_t since) {
     int result = driver(device, samples, count, since);
-    if (result != VG_NVML_SUCCESS || samples == NULL || count == NULL || vg_process.config.nvml_host_processes ||
-        !vg_region_attached())
+    if (result != VG_NVML_SUCCESS || samples == NULL || count == NULL ||
+        vg_process.config.nvml_host_processes || !vg_region_attached())
         return result;
     unsigned kept = 0;
     for (unsigned i = 0; i < *count; i++) {

@@ -4,7 +4,8 @@
 
 #include <string.h>
 
-/* The exported symbol that a request means: highest listed version <= requested, twin if asked for and existing. */
+/* The exported symbol that a request means: highest listed version <= requested, twin if asked for and
+ * existing. */
 static const struct vg_version *find_version(const char *base, int version, bool per_thread) {
     unsigned low = 0, high = vg_version_count;
     while (low < high) {
@@ -37,15 +38,16 @@ static void replace(const char *name, void **pointer, int version, uint64_t flag
     *pointer = row->hook;
 }
 
-int vg_get_proc_address(vg_fn_get_proc_address driver, const char *name, void **pointer, int version, uint64_t flags) {
+int vg_get_proc_address(vg_fn_get_proc_address driver, const char *name, void **pointer, int version,
+                        uint64_t flags) {
     int result = driver(name, pointer, version, flags);
     if (result == VG_CUDA_SUCCESS)
         replace(name, pointer, version, flags);
     return result;
 }
 
-int vg_get_proc_address_status(vg_fn_get_proc_address_status driver, const char *name, void **pointer, int version,
-                               uint64_t flags, int *status) {
+int vg_get_proc_address_status(vg_fn_get_proc_address_status driver, const char *name, void **pointer,
+                               int version, uint64_t flags, int *status) {
     int result = driver(name, pointer, version, flags, status);
     if (result == VG_CUDA_SUCCESS && (status == NULL || *status == 0))
         replace(name, pointer, version, flags);

@@ -230,7 +230,8 @@ unsigned vg_core_limit(int device) {
 static void move_region_limits(void) {
     struct vg_region *region = vg_process.space.region;
     for (int r = 0; r < VG_MAX_DEVICES; r++) {
-        uint64_t old = vg_process.file_memory[r], now = vg_config_memory(&vg_process.config, region->uuid[r], r);
+        uint64_t old = vg_process.file_memory[r],
+                 now = vg_config_memory(&vg_process.config, region->uuid[r], r);
         atomic_compare_exchange_strong(&region->limit[r], &old, now);
         old = vg_process.file_sm[r] == 0 ? VG_SM_LIMIT_NONE : vg_process.file_sm[r];
         now = vg_config_sm(&vg_process.config, region->uuid[r], r);

@@ -88,7 +88,8 @@ static const char *foreign(const struct stat *st, const char *path) {
         return "is no regular file";
     if (st->st_nlink > 1)
         return "has more than one name";
-    if (st->st_uid != 0 && st->st_uid != vg_overflow_uid() && st->st_uid != geteuid() && !in_cache_directory(path))
+    if (st->st_uid != 0 && st->st_uid != vg_overflow_uid() && st->st_uid != geteuid() &&
+        !in_cache_directory(path))
         return "belongs to another user";
     return NULL;
 }
@@ -126,10 +127,11 @@ bool vg_region_ready(const char *path) {
         return false;
     uint64_t devices = 0;
     char uuid[4] = "";
-    bool ready = foreign(&st, path) == NULL && classify(fd, st.st_size, path) == CONTENT_READY &&
-                 pread(fd, &devices, sizeof devices, offsetof(struct vg_region, device_count)) == sizeof devices &&
-                 pread(fd, uuid, sizeof uuid, offsetof(struct vg_region, uuid)) == sizeof uuid && devices > 0 &&
-                 uuid[0] != '\0';
+    bool ready =
+        foreign(&st, path) == NULL && classify(fd, st.st_size, path) == CONTENT_READY &&
+        pread(fd, &devices, sizeof devices, offsetof(struct vg_region, device_count)) == sizeof devices &&
+        pread(fd, uuid, sizeof uuid, offsetof(struct vg_region, uuid)) == sizeof uuid && devices > 0 &&
+        uuid[0] != '\0';
     close(fd);
     return ready;
 }
@@ -141,7 +143,8 @@ static int open_or_create(const char *path, struct stat *st, enum vg_region_resu
         if (fd >= 0)
             return fd;
         if (errno != ENOENT) {
-            VG_ERROR("region %s cannot be used: %s", path, errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+            VG_ERROR("region %s cannot be used: %s", path,
+                     errno == ELOOP ? "it is a symbolic link" : strerror(errno));
             *result = VG_REGION_FOREIGN;
             return -1;
         }
@@ -192,7 +195,8 @@ static void attach(struct vg_space *space, void *base) {
 static enum vg_region_result complete(struct vg_space *space, int fd, const char *path,
                                       const struct vg_region_seed *seed) {
     struct vg_section section;
-    if (vg_section_enter(&section, &space->locks, VG_LOCK_REGION, vg_now() + lock_timeout_ns) != VG_LOCK_GRANTED) {
+    if (vg_section_enter(&section, &space->locks, VG_LOCK_REGION, vg_now() + lock_timeout_ns) !=
+        VG_LOCK_GRANTED) {
         VG_ERROR("region %s cannot be locked; limits hold for this process alone", path);
         return VG_REGION_UNAVAILABLE;
     }
@@ -223,7 +227,8 @@ static enum vg_region_result complete(struct vg_space *space, int fd, const char
     return result;
 }
 
-enum vg_region_result vg_region_open(struct vg_space *space, const char *path, const struct vg_region_seed *seed) {
+enum vg_region_result vg_region_open(struct vg_space *space, const char *path,
+                                     const struct vg_region_seed *seed) {
     enum vg_region_result result;
     struct stat st;
     memset(space, 0, sizeof *space);
@@ -234,7 +239,8 @@ enum vg_region_result vg_region_open(struct vg_space *space, const char *path, c
     const char *reason = foreign(&st, path);
     enum content content = reason == NULL ? classify(fd, st.st_size, path) : CONTENT_FOREIGN;
     if (content == CONTENT_FOREIGN) {
-        VG_ERROR("region %s cannot be used: it %s", path, reason != NULL ? reason : "is no region of this version");
+        VG_ERROR("region %s cannot be used: it %s", path,
+                 reason != NULL ? reason : "is no region of this version");
         close(fd);
         return VG_REGION_FOREIGN;
     }
@@ -259,7 +265,8 @@ void vg_region_name_devices(struct vg_space *space, const struct vg_region_seed 
                             const struct vg_region_seed *seed) {
     struct vg_region *region = space->region;
     struct vg_section section;
-    if (vg_section_enter(&section, &space->locks, VG_LOCK_REGION, vg_now() + lock_timeout_ns) != VG_LOCK_GRANTED)
+    if (vg_section_enter(&section, &space->locks, VG_LOCK_REGION, vg_now() + lock_timeout_ns) !=
+        VG_LOCK_GRANTED)
         return;
     if (region->uuid[0][0] == '\0') {
         memcpy(region->uuid, seed->uuids, sizeof region->uuid);

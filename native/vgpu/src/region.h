@@ -43,10 +43,11 @@ struct vg_region_seed {
 bool vg_region_ready(const char *path);
 
 /* Opens or makes the region at `path` (kept by reference). One error line tells why it is not possible. */
-enum vg_region_result vg_region_open(struct vg_space *space, const char *path, const struct vg_region_seed *seed);
+enum vg_region_result vg_region_open(struct vg_space *space, const char *path,
+                                     const struct vg_region_seed *seed);
 
-/* Names the devices of a region that was made when nobody could name them; limits that nobody changed since move to
- * the device that they are meant for (`before`: what they were seeded with). */
+/* Names the devices of a region that was made when nobody could name them; limits that nobody changed since
+ * move to the device that they are meant for (`before`: what they were seeded with). */
 void vg_region_name_devices(struct vg_space *space, const struct vg_region_seed *before,
                             const struct vg_region_seed *seed);
 

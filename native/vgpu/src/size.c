@@ -43,7 +43,8 @@ enum vg_parsed vg_parse_size(const char *text, uint64_t *bytes) {
         return VG_PARSED_REJECTED;
     uint64_t whole = 0;
     for (; digit(*p); p++)
-        if (__builtin_mul_overflow(whole, 10, &whole) || __builtin_add_overflow(whole, (uint64_t)(*p - '0'), &whole))
+        if (__builtin_mul_overflow(whole, 10, &whole) ||
+            __builtin_add_overflow(whole, (uint64_t)(*p - '0'), &whole))
             return VG_PARSED_REJECTED;
     /* The fraction as numerator / denominator; digits behind the ninth are below a byte of a GiB. */
     uint64_t numerator = 0, denominator = 1;

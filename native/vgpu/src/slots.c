@@ -110,8 +110,7 @@ static void publish(struct vg_space *space, unsigned k) {
 
 /* A slot whose owner keeps its lock by a descriptor that its program may have closed. */
 static bool may_live(const struct vg_space *space, unsigned k) {
-    if (!space->shared_extension ||
-        (space->extension->slots[k].flags & VG_SLOT_FLAG_KEPT_DESCRIPTOR) == 0)
+    if (!space->shared_extension || (space->extension->slots[k].flags & VG_SLOT_FLAG_KEPT_DESCRIPTOR) == 0)
         return false;
     int32_t pid = space->region->procs[k].pid;
     if (space->extension->slots[k].pid_namespace != pid_namespace())
@@ -206,7 +205,8 @@ uint64_t vg_slots_usage(const struct vg_space *space, int device) {
 }
 
 uint64_t vg_slot_own_usage(const struct vg_space *space, int device) {
-    return space->own != NULL ? atomic_load_explicit(&space->own->used[device].total, memory_order_relaxed) : 0;
+    return space->own != NULL ? atomic_load_explicit(&space->own->used[device].total, memory_order_relaxed)
+                              : 0;
 }
 
 int vg_slot_find(const struct vg_space *space, int32_t pid, bool own_namespace, bool host) {

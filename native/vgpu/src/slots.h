@@ -22,8 +22,8 @@ int vg_slot_find(const struct vg_space *space, int32_t pid, bool own_namespace, 
 
 enum vg_kind { VG_KIND_CONTEXT, VG_KIND_MODULE, VG_KIND_DATA };
 
-/* Move reserved bytes into the numbers that readers see and back: the kind first and the total last, and the other way
- * round. */
+/* Move reserved bytes into the numbers that readers see and back: the kind first and the total last, and the
+ * other way round. */
 void vg_slot_add(struct vg_space *space, int device, enum vg_kind kind, uint64_t bytes);
 void vg_slot_subtract(struct vg_space *space, int device, enum vg_kind kind, uint64_t bytes);
 

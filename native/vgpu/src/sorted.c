@@ -21,8 +21,8 @@ static size_t lower_bound(const struct vg_sorted *map, uint64_t key) {
 
 static bool grow(struct vg_sorted *map) {
     size_t capacity = map->capacity == 0 ? FIRST_CAPACITY : map->capacity * 2;
-    struct vg_sorted_entry *bigger = mmap(NULL, capacity * sizeof *bigger, PROT_READ | PROT_WRITE,
-                                          MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    struct vg_sorted_entry *bigger =
+        mmap(NULL, capacity * sizeof *bigger, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (bigger == MAP_FAILED)
         return false;
     if (map->entries != NULL) {
@@ -59,7 +59,8 @@ void vg_sorted_remove(struct vg_sorted *map, uint64_t key) {
     memmove(&map->entries[at], &map->entries[at + 1], (map->count - at) * sizeof *map->entries);
 }
 
-bool vg_sorted_overlap(const struct vg_sorted *map, uint64_t start, uint64_t length, struct vg_sorted_entry *out) {
+bool vg_sorted_overlap(const struct vg_sorted *map, uint64_t start, uint64_t length,
+                       struct vg_sorted_entry *out) {
     size_t at = lower_bound(map, start);
     if (at > 0 && start - map->entries[at - 1].key < map->entries[at - 1].length)
         at--;

@@ -22,7 +22,8 @@ void *vg_sorted_get(const struct vg_sorted *map, uint64_t key);
 void vg_sorted_remove(struct vg_sorted *map, uint64_t key);
 
 /* The first entry whose [key, key + length) meets [start, start + length). */
-bool vg_sorted_overlap(const struct vg_sorted *map, uint64_t start, uint64_t length, struct vg_sorted_entry *out);
+bool vg_sorted_overlap(const struct vg_sorted *map, uint64_t start, uint64_t length,
+                       struct vg_sorted_entry *out);
 
 /* Small blocks of one size, at least a pointer long, from mappings that are never returned. */
 void *vg_sorted_block(size_t size);

@@ -1,4 +1,5 @@
-/* Driver functions: one slot per symbol, filled when a program looks the symbol up or when it is first needed. */
+/* Driver functions: one slot per symbol, filled when a program looks the symbol up or when it is first
+ * needed. */
 #ifndef VGPU_TARGET_H
 #define VGPU_TARGET_H
 

@@ -26,8 +26,8 @@ _Static_assert(sizeof(struct stripe) == 64, "a stripe is a cache line");
 static struct stripe stripes[STRIPES];
 
 static uint64_t make_meta(enum vg_record_kind kind, const struct vg_record *record, enum state state) {
-    return (record->size >> 9 & 0xffffffffffu) | (uint64_t)(unsigned)record->device << 40 | (uint64_t)kind << 44 |
-           (uint64_t)state << 47;
+    return (record->size >> 9 & 0xffffffffffu) | (uint64_t)(unsigned)record->device << 40 |
+           (uint64_t)kind << 44 | (uint64_t)state << 47;
 }
 
 static enum state state_of(const struct entry *entry) {
@@ -117,12 +117,14 @@ static void erase(struct stripe *stripe, struct entry *entry) {
 bool vg_track_insert(enum vg_record_kind kind, uint64_t key, const struct vg_record *record) {
     uint64_t h = hash(kind, key);
     struct stripe *stripe = lock_stripe(h);
-    bool room = (stripe->used + 1) * 4 <= stripe->capacity * 3 || grow(stripe) || stripe->used + 1 < stripe->capacity;
+    bool room =
+        (stripe->used + 1) * 4 <= stripe->capacity * 3 || grow(stripe) || stripe->used + 1 < stripe->capacity;
     if (room) {
         struct entry *entry = find(stripe, h, kind, key);
         if (state_of(entry) == STATE_EMPTY)
             stripe->used++;
-        *entry = (struct entry){.key = key, .meta = make_meta(kind, record, STATE_LIVE), .context = record->context};
+        *entry = (struct entry){
+            .key = key, .meta = make_meta(kind, record, STATE_LIVE), .context = record->context};
     }
     unlock(stripe);
     return room;

@@ -16,11 +16,12 @@ struct vg_record {
 /* Adds a record; one with the same key that is being freed is replaced. False: no memory for it. */
 bool vg_track_insert(enum vg_record_kind kind, uint64_t key, const struct vg_record *record);
 
-/* Copies the record out and marks it as being freed. False: there is none, or another thread frees it already. */
+/* Copies the record out and marks it as being freed. False: there is none, or another thread frees it
+ * already. */
 bool vg_track_freeing(enum vg_record_kind kind, uint64_t key, struct vg_record *record);
 
-/* After the driver's answer: freed removes the record, unless the driver has handed the address out again and it was
- * replaced; not freed makes it an ordinary record again. */
+/* After the driver's answer: freed removes the record, unless the driver has handed the address out again and
+ * it was replaced; not freed makes it an ordinary record again. */
 void vg_track_finish(enum vg_record_kind kind, uint64_t key, bool freed);
 
 /* Takes every record of a context (any context: 0) on the device out, calling `taken` for each. */

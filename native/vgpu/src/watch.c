@@ -54,8 +54,8 @@ static void *lead(void *unused) {
 
 /* Resolved at run time: a preload that drags in libpthread changes single-threaded programs. */
 static bool start_thread(void) {
-    int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) =
-        (int (*)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))vg_libc_function("pthread_create");
+    int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = (int (*)(
+        pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))vg_libc_function("pthread_create");
     if (create == NULL)
         return false;
     pthread_attr_t attributes;

@@ -1,6 +1,6 @@
-/* Times driver calls as a program makes them, with whatever is preloaded. Argument: live allocations besides the one
- * that is measured. Prints "ready", then for each line "go" read one line "LAUNCH PAIR": the median time of one launch
- * and of one allocation with its free over the batches of the round, ns. */
+/* Times driver calls as a program makes them, with whatever is preloaded. Argument: live allocations besides
+ * the one that is measured. Prints "ready", then for each line "go" read one line "LAUNCH PAIR": the median
+ * time of one launch and of one allocation with its free over the batches of the round, ns. */
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -14,8 +14,8 @@ extern int cuDevicePrimaryCtxRetain(void **, int);
 extern int cuCtxSetCurrent(void *);
 extern int cuMemAlloc_v2(uint64_t *, size_t);
 extern int cuMemFree_v2(uint64_t);
-extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                          void **);
+extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                          void *, void **, void **);
 extern int cuModuleLoadData(void **, const void *);
 extern int cuModuleGetFunction(void **, void *, const char *);
 

@@ -1,5 +1,5 @@
-/* Tests of the pure pieces: "vgpu_unit NAME [FILE]" runs one and ends with 0 if it holds. The file is a path for a
- * region. Built with every sanitizer too. */
+/* Tests of the pure pieces: "vgpu_unit NAME [FILE]" runs one and ends with 0 if it holds. The file is a path
+ * for a region. Built with every sanitizer too. */
 #define _GNU_SOURCE
 #include "admit.h"
 #include "bucket.h"
@@ -17,12 +17,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHECK(condition)                                                                                               \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                                    \
-            exit(1);                                                                                                   \
-        }                                                                                                              \
+#define CHECK(condition)                                                                                     \
+    do {                                                                                                     \
+        if (!(condition)) {                                                                                  \
+            fprintf(stderr, "line %d: %s\n", __LINE__, #condition);                                          \
+            exit(1);                                                                                         \
+        }                                                                                                    \
     } while (0)
 
 static const char *path;
@@ -32,7 +32,8 @@ static uint64_t next_random(uint64_t *state) {
     return *state >> 33;
 }
 
-/* ---- sizes and configuration ---------------------------------------------------------------------------------- */
+/* ---- sizes and configuration
+ * ---------------------------------------------------------------------------------- */
 
 static void sizes(void) {
     static const struct {
@@ -97,8 +98,9 @@ static void configure(const char *text) {
 }
 
 static void configuration(void) {
-    configure("# a comment\r\n\r\n CUDA_DEVICE_MEMORY_LIMIT = 2g \nCUDA_DEVICE_MEMORY_LIMIT_1=512m\n=x\nnonsense\n"
-              "CUDA_DEVICE_MEMORY_LIMIT_1=256m\nCUDA_DEVICE_SM_LIMIT_0=0\nCUDA_DEVICE_SM_LIMIT=40\n");
+    configure(
+        "# a comment\r\n\r\n CUDA_DEVICE_MEMORY_LIMIT = 2g \nCUDA_DEVICE_MEMORY_LIMIT_1=512m\n=x\nnonsense\n"
+        "CUDA_DEVICE_MEMORY_LIMIT_1=256m\nCUDA_DEVICE_SM_LIMIT_0=0\nCUDA_DEVICE_SM_LIMIT=40\n");
     CHECK(vg_config_memory(&config, "GPU-x", 0) == (uint64_t)2 << 30);
     CHECK(vg_config_memory(&config, "GPU-x", 1) == (uint64_t)256 << 20);
     CHECK(vg_config_sm(&config, "GPU-x", 0) == 0);
@@ -106,7 +108,8 @@ static void configuration(void) {
     CHECK(config.priority == 1 && config.policy == VG_POLICY_DEFAULT && config.record_interval == 1);
     configure("CUDA_TASK_PRIORITY=high\nGPU_CORE_UTILIZATION_POLICY=FORCE\nRECORD_KERNEL_INTERVAL=0\n");
     CHECK(config.priority == 1 && config.policy == VG_POLICY_FORCE && config.record_interval == 1);
-    configure("HAMI_DEVICE_UUIDS=GPU-00000000-0000-0000-0000-00000000000b,GPU-00000000-0000-0000-0000-00000000000a\n"
+    configure("HAMI_DEVICE_UUIDS=GPU-00000000-0000-0000-0000-00000000000b,GPU-00000000-0000-0000-0000-"
+              "00000000000a\n"
               "NVIDIA_VISIBLE_DEVICES=GPU-00000000-0000-0000-0000-00000000000a\nCUDA_DEVICE_MEMORY_LIMIT=3g\n"
               "CUDA_DEVICE_MEMORY_LIMIT_0=1g\nCUDA_DEVICE_MEMORY_LIMIT_1=2g\n");
     CHECK(vg_config_memory(&config, "GPU-00000000-0000-0000-0000-00000000000a", 0) == (uint64_t)2 << 30);
@@ -117,7 +120,8 @@ static void configuration(void) {
     CHECK(config.uuid_count == 0 && vg_config_memory(&config, "GPU-x", 1) == (uint64_t)2 << 30);
 }
 
-/* ---- records -------------------------------------------------------------------------------------------------- */
+/* ---- records
+ * -------------------------------------------------------------------------------------------------- */
 
 enum { KEYS = 4096, STEPS = 200000 };
 
@@ -137,8 +141,8 @@ static void records(void) {
         uint64_t k = next_random(&random) % KEYS, key = (uint64_t)0x7f0000000000 + k * 512;
         struct vg_record record;
         if (!live[k]) {
-            model[k] = (struct vg_record){(next_random(&random) % 1000 + 1) * 512, next_random(&random) % 3 + 1,
-                                          (int)(k % 16)};
+            model[k] = (struct vg_record){(next_random(&random) % 1000 + 1) * 512,
+                                          next_random(&random) % 3 + 1, (int)(k % 16)};
             CHECK(vg_track_insert(VG_RECORD_LINEAR, key, &model[k]));
             live[k] = true;
             count++;
@@ -188,13 +192,15 @@ static void ranges(void) {
     CHECK(map.count == 999 && !vg_sorted_overlap(&map, 4250, 100, &found));
 }
 
-/* ---- bucket and costs ----------------------------------------------------------------------------------------- */
+/* ---- bucket and costs
+ * ----------------------------------------------------------------------------------------- */
 
 static void bucket(void) {
     const uint64_t second = 1000000000u;
     _Atomic uint64_t due = 0;
     uint64_t forgiven = 0, now = 100 * second, taken = 0;
-    /* An idle bucket allows half a second of wall time at once, then the limit, whatever the size of a piece. */
+    /* An idle bucket allows half a second of wall time at once, then the limit, whatever the size of a piece.
+     */
     for (uint64_t end = now + 10 * second; now < end;) {
         uint64_t wait = vg_bucket_take(&due, now, 1000000, 25, &forgiven);
         taken += wait == 0 ? 1000000 : 0;
@@ -229,7 +235,8 @@ static void costs(void) {
     CHECK(vg_cost_start_value(UINT64_MAX, 0, 0) == 1000000000u);
 }
 
-/* ---- admission ------------------------------------------------------------------------------------------------ */
+/* ---- admission
+ * ------------------------------------------------------------------------------------------------ */
 
 enum { THREADS = 4, ROUNDS = 3000 };
 static const uint64_t unit = (uint64_t)1 << 20, limit = (uint64_t)16 << 20;
@@ -253,7 +260,8 @@ static void *process(void *argument) {
 }
 
 static void open_spaces(struct vg_space *spaces, unsigned count) {
-    static struct vg_region_seed seed = {.device_count = 1, .uuids = {"GPU-x"}, .limits = {(uint64_t)16 << 20}};
+    static struct vg_region_seed seed = {
+        .device_count = 1, .uuids = {"GPU-x"}, .limits = {(uint64_t)16 << 20}};
     for (unsigned i = 0; i < count; i++) {
         enum vg_region_result result = vg_region_open(&spaces[i], path, &seed);
         CHECK(result == (i == 0 ? VG_REGION_CREATED : VG_REGION_JOINED));

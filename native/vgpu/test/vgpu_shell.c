@@ -1,5 +1,6 @@
 /* A CUDA program that does what its standard input says, one command a line, and answers each with one line:
- * "RESULT VALUE...". First argument: how it reaches the driver: link, dlsym, proc1 or proc2 (cuGetProcAddress). */
+ * "RESULT VALUE...". First argument: how it reaches the driver: link, dlsym, proc1 or proc2
+ * (cuGetProcAddress). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <inttypes.h>
@@ -34,16 +35,39 @@ extern int cuArrayCreate_v2(void **, const void *);
 extern int cuArrayDestroy(void *);
 extern int cuMemGetInfo_v2(size_t *, size_t *);
 extern int cuDeviceTotalMem_v2(size_t *, int);
-extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                          void **);
+extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                          void *, void **, void **);
 extern int cuModuleLoadData(void **, const void *);
 extern int cuModuleGetFunction(void **, void *, const char *);
 
-/* One row per function: its exported symbol, the name and version for cuGetProcAddress, the linked function. */
+/* One row per function: its exported symbol, the name and version for cuGetProcAddress, the linked function.
+ */
 enum function {
-    F_INIT, F_RETAIN, F_RELEASE, F_RESET, F_CURRENT, F_SYNC, F_ALLOC, F_MANAGED, F_PITCH, F_FREE, F_ASYNC,
-    F_FREE_ASYNC, F_CREATE, F_HRELEASE, F_ADDRESS, F_MAP, F_UNMAP, F_ARRAY, F_ARRAY_DESTROY, F_INFO, F_TOTAL, F_LAUNCH,
-    F_MODULE, F_FUNCTION, F_COUNT
+    F_INIT,
+    F_RETAIN,
+    F_RELEASE,
+    F_RESET,
+    F_CURRENT,
+    F_SYNC,
+    F_ALLOC,
+    F_MANAGED,
+    F_PITCH,
+    F_FREE,
+    F_ASYNC,
+    F_FREE_ASYNC,
+    F_CREATE,
+    F_HRELEASE,
+    F_ADDRESS,
+    F_MAP,
+    F_UNMAP,
+    F_ARRAY,
+    F_ARRAY_DESTROY,
+    F_INFO,
+    F_TOTAL,
+    F_LAUNCH,
+    F_MODULE,
+    F_FUNCTION,
+    F_COUNT
 };
 
 static struct {
@@ -52,10 +76,12 @@ static struct {
     void *pointer;
 } functions[F_COUNT] = {
     [F_INIT] = {"cuInit", "cuInit", 2000, (void *)cuInit},
-    [F_RETAIN] = {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", 7000, (void *)cuDevicePrimaryCtxRetain},
+    [F_RETAIN] = {"cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRetain", 7000,
+                  (void *)cuDevicePrimaryCtxRetain},
     [F_RELEASE] = {"cuDevicePrimaryCtxRelease_v2", "cuDevicePrimaryCtxRelease", 11000,
                    (void *)cuDevicePrimaryCtxRelease_v2},
-    [F_RESET] = {"cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset", 11000, (void *)cuDevicePrimaryCtxReset_v2},
+    [F_RESET] = {"cuDevicePrimaryCtxReset_v2", "cuDevicePrimaryCtxReset", 11000,
+                 (void *)cuDevicePrimaryCtxReset_v2},
     [F_CURRENT] = {"cuCtxSetCurrent", "cuCtxSetCurrent", 4000, (void *)cuCtxSetCurrent},
     [F_SYNC] = {"cuCtxSynchronize", "cuCtxSynchronize", 2000, (void *)cuCtxSynchronize},
     [F_ALLOC] = {"cuMemAlloc_v2", "cuMemAlloc", 3020, (void *)cuMemAlloc_v2},
@@ -106,7 +132,8 @@ static int load_kernel(uint64_t ns) {
     void *module = NULL;
     char name[48];
     snprintf(name, sizeof name, "spin_ns_%" PRIu64, ns);
-    int result = CALL(F_MODULE, (void **, const void *), &module, ".version 8.0\n.visible .entry work() {}\n");
+    int result =
+        CALL(F_MODULE, (void **, const void *), &module, ".version 8.0\n.visible .entry work() {}\n");
     if (result == 0)
         result = CALL(F_FUNCTION, (void **, void *, const char *), &kernel, module, name);
     return result;
@@ -116,8 +143,8 @@ static int launch(uint64_t count, uint64_t blocks, uint64_t threads) {
     int result = 0;
     for (uint64_t i = 0; i < count && result == 0; i++)
         result = CALL(F_LAUNCH,
-                      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
-                       void **),
+                      (void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                       void **, void **),
                       kernel, (unsigned)blocks, 1, 1, (unsigned)threads, 1, 1, 0, NULL, NULL, NULL);
     return result;
 }
@@ -130,12 +157,13 @@ static int launch_for(uint64_t milliseconds, uint64_t blocks, uint64_t threads, 
         result = launch(1, blocks, threads);
         ++*launched;
         clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (result == 0 && (uint64_t)((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000) <
-                                milliseconds);
+    } while (result == 0 && (uint64_t)((now.tv_sec - start.tv_sec) * 1000 +
+                                       (now.tv_nsec - start.tv_nsec) / 1000000) < milliseconds);
     return result;
 }
 
-/* Allocates up to 64 blocks of up to `largest` bytes and frees them in random order; at the end all are free. */
+/* Allocates up to 64 blocks of up to `largest` bytes and frees them in random order; at the end all are free.
+ */
 static int churn(uint64_t milliseconds, uint64_t largest, uint64_t *refused) {
     uint64_t blocks[64] = {0}, random = (uint64_t)getpid();
     struct timespec start, now;
@@ -156,8 +184,8 @@ static int churn(uint64_t milliseconds, uint64_t largest, uint64_t *refused) {
             result = answer != 0 ? answer : result;
         }
         clock_gettime(CLOCK_MONOTONIC, &now);
-    } while (result == 0 && (uint64_t)((now.tv_sec - start.tv_sec) * 1000 + (now.tv_nsec - start.tv_nsec) / 1000000) <
-                                milliseconds);
+    } while (result == 0 && (uint64_t)((now.tv_sec - start.tv_sec) * 1000 +
+                                       (now.tv_nsec - start.tv_nsec) / 1000000) < milliseconds);
     for (int i = 0; i < 64; i++)
         if (blocks[i] != 0)
             CALL(F_FREE, (uint64_t), blocks[i]);
