@@ -1,4 +1,4 @@
-"""Fixtures of the integration tests: a running embedded API server per test."""
+"""Fixtures of the integration tests: an embedded API server, and a whole embedded cluster."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from hami.local.apiserver import ApiServer
+from hami.local.cluster import Cluster, ClusterConfig, GpuNode, default_native
 
 
 @pytest.fixture
@@ -34,3 +35,10 @@ def kubeconfig(embedded_api: ApiServer, tmp_path: Path) -> Path:
 def kubectl() -> str | None:
     """The path of kubectl, None on a machine without it: tests then make its requests themselves."""
     return shutil.which("kubectl")
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    """A ready cluster: node ``n1`` with one simulated A100 (40 GB), scheduler, device plugin, monitor."""
+    async with Cluster(ClusterConfig([GpuNode("n1")], default_native())) as running:
+        yield running
