@@ -269,6 +269,7 @@ async def test_the_monitor_shows_limit_and_use_of_a_container(node: Node) -> Non
         "/usr/local/vgpu",
         *("--metrics-bind-address", "127.0.0.1:0"),
         *("--host-root", str(node.root)),
+        *("-v=4", "--legacy-metrics=true", "--logtostderr"),
     )
     await monitor.start()
     try:
@@ -284,6 +285,9 @@ async def test_the_monitor_shows_limit_and_use_of_a_container(node: Node) -> Non
         await wait_for(url, "hami_vgpu_memory_used_bytes", labels, 1 << 30)
         await wait_for(url, "hami_vgpu_hook_active", labels, 1)
         await wait_for(url, "hami_host_gpu_memory_total_bytes", {"device_uuid": card}, None)
+        await wait_for(
+            url, "vGPU_device_memory_usage_in_bytes", {"podname": "p", "deviceuuid": card}, 1 << 30
+        )
         await node.api.registry.delete(PODS, "default", "p", DeleteOptions(grace_s=0))
         await wait_for(url, "hami_vgpu_memory_used_bytes", labels, False)
     finally:

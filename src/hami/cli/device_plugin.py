@@ -77,7 +77,7 @@ def _switch(
 )
 @click.option("--kube-qps", type=click.FloatRange(min=0), default=50.0, show_default=True)
 @click.option("--kube-burst", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("-v", "--v", "verbosity", type=int, default=0, help="Log verbosity; 4 and more is debug.")
+@click.option("-v", "--v", "verbosity", default="0", help="Log verbosity; 4 and more is debug.")
 @click.pass_context
 def command(context: click.Context, /, **flags: Any) -> None:
     """Offer this node's GPUs to kubelet and answer its allocations."""
@@ -87,11 +87,19 @@ def command(context: click.Context, /, **flags: Any) -> None:
     from hami.node.plugin.process import run_device_plugin
     from hami.protocol.errors import HamiError
 
-    setup_logging(level_from_verbosity(flags["verbosity"]))
+    setup_logging(level_from_verbosity(_number(flags["verbosity"])))
     try:
         asyncio.run(run_device_plugin(_process_config(flags)))
     except HamiError as error:
         raise click.ClickException(str(error)) from error
+
+
+def _number(text: str) -> int:
+    """A verbosity as klog takes it: ``4`` and, after ``-v``, ``=4``."""
+    digits = text.removeprefix("=")
+    if not (digits.isascii() and digits.isdigit()):
+        raise click.BadParameter(f"{text!r} is not a number", param_hint="-v")
+    return int(digits)
 
 
 @command.command()

@@ -178,6 +178,13 @@ def test_the_broker_gate_is_refused(environment: pytest.MonkeyPatch) -> None:
         configure()
 
 
+@pytest.mark.parametrize("text", ["-v=x", "-v=-1", "--v="])
+def test_a_verbosity_that_is_no_number_is_refused(environment: pytest.MonkeyPatch, text: str) -> None:
+    result = CliRunner().invoke(command, [text])
+    assert result.exit_code == 2
+    assert "is not a number" in result.output
+
+
 def test_the_version_is_printed() -> None:
     result = CliRunner().invoke(command, ["version"])
     assert result.output.startswith("NVIDIA Device Plugin version: v")
