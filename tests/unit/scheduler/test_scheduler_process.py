@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from prometheus_client.parser import text_string_to_metric_families
 
 from hami.cli import scheduler as cli
 from hami.kube.client import Client, Limits
@@ -17,7 +18,8 @@ from hami.kube.errors import TransportError
 from hami.protocol.keys import ENV_NODELOCK_EXPIRE
 from hami.protocol.views import Lease, LeaseSpec
 from hami.scheduler.leader import Leadership, SyncGate, keep_gate
-from hami.scheduler.metrics import Metrics, escape
+from hami.scheduler.metric_texts import escape
+from hami.scheduler.metrics import Metrics
 from hami.scheduler.pending import PendingPods
 from hami.scheduler.server import ListenError, listen, parse_address
 from hami.scheduler.settings import SchedulerSettings, SettingsError, lock_timeout, parse_selector
@@ -291,6 +293,49 @@ async def test_every_family_is_announced_once_and_its_lines_are_together(lab: An
             current = line.split()[2]
         elif not line.startswith("#"):
             assert line.startswith(current)
+
+
+async def test_a_realised_mig_slice_is_a_series_of_its_node(lab: Any) -> None:
+    lab.node("n1", lab.card("G", index=3, mode="mig"))
+    slices = [
+        {
+            "containerIndex": 0,
+            "deviceIndex": at,
+            "gpuUUID": "G",
+            "profile": "1g.5gb",
+            "placement": {"start": at, "size": 1},
+        }
+        for at in range(2)
+    ]
+    slices[0] |= {"migUUID": "M", "gpuInstanceID": 7, "computeInstanceID": 0}
+    allocated = "G,NVIDIA,2048,14:G,NVIDIA,2048,14:;"
+    annotations = {
+        "hami.io/vgpu-node": "n1",
+        "hami.io/vgpu-time": "1",
+        "hami.io/vgpu-devices-allocated": allocated,
+        "hami.io/vgpu-mig-allocations": json.dumps(slices),
+    }
+    lab.see(lab.pod("m", annotations=annotations, node="n1"))
+    text = await text_of(Metrics(lab.state, Timings(), legacy=True))
+    found = [line for line in text.splitlines() if line.startswith("hami_node_gpu_mig_instance_info{")]
+    assert len(found) == 1
+    for label in ('mig_uuid="M"', 'gpu_instance_id="7"', 'profile="1g.5gb"', 'device_uuid="G"', 'node="n1"'):
+        assert label in found[0]
+    assert 'migname="1g.5gb-7"' in text
+
+
+async def test_the_text_is_what_prometheus_reads(lab: Any) -> None:
+    lab.node("n1", lab.card('odd"id\\'), lab.card("b", type="AMD MI300", devcore=304))
+    lab.holder("h", "n1", "b,NVIDIA,2000,76:;")
+    text = await text_of(Metrics(lab.state, Timings(), legacy=False))
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    limits = {one.labels["device_uuid"]: one.value for one in families["hami_gpu_core_limit_ratio"].samples}
+    assert limits == {'odd"id\\': 100.0, "b": 100.0}, "AMD cores are percent here"
+    used = {one.labels["device_uuid"]: one.value for one in families["hami_gpu_core_allocated_ratio"].samples}
+    assert used["b"] == 25.0
+    for family in families.values():
+        for sample in family.samples:
+            assert family.name == "hami_build_info" or sample.labels["zone"] == "vGPU"
 
 
 def test_label_values_are_escaped() -> None:
