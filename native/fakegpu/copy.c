@@ -147,8 +147,8 @@ FG_FILL(8, unsigned char, 1)
 FG_FILL(16, unsigned short, 2)
 FG_FILL(32, unsigned, 4)
 
-/* Hints. Version 1 names the device by number, version 2 by location; both are accepted and have no effect.
- */
+/* Hints. Version 1 names the device by number, version 2 by location; both
+ * are accepted and have no effect. */
 FG_FUNCTION(cuMemAdvise, (CUdeviceptr pointer, size_t size, int advice, CUdevice device), {
     (void)device;
     return advice >= 1 && advice <= 6 && fg_heap_covers((uintptr_t)pointer, size) ? CUDA_SUCCESS

@@ -1,5 +1,5 @@
-/* Memory of this process: address ranges that are committed only when touched, and the tree that finds them.
- */
+/* Memory of this process: address ranges that are committed only when
+ * touched, and the tree that finds them. */
 #include "chunk.h"
 
 #include <search.h>

@@ -16,11 +16,11 @@ struct fg_daemon_message {
 
 /* FAKEGPU_PID_NAMESPACE (a number), else the inode of /proc/self/ns/pid, else the initial namespace. */
 uint64_t fg_pid_namespace(const char *state_path);
-/* Fill PID, host PID (getpid() + FAKEGPU_PID_OFFSET until the daemon answers), namespace, command, container.
- */
+/* Fill PID, host PID (getpid() + FAKEGPU_PID_OFFSET until the daemon
+ * answers), namespace, command, container. */
 void fg_identify(struct fg_shared *shared, const char *state_path, struct fg_slot *slot);
-/* Ask the daemon of the state path, if one runs, for the host PID; keeps the connection in *fd. At most 2 s.
- */
+/* Ask the daemon of the state path, if one runs, for the host PID; keeps the
+ * connection in *fd. At most 2 s. */
 void fg_ask_daemon(const char *state_path, struct fg_slot *slot, int *fd);
 
 #endif

@@ -5,8 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A function that gives one text or one number of a card, computed by an expression over `card` and `model`.
- */
+/* A function that gives one text or one number of a card, computed by an
+ * expression over `card` and `model`. */
 #define FG_NVML_TEXT(name, expression)                                                                       \
     FG_NVML(name, (nvmlDevice_t device, char *text, unsigned size), {                                        \
         struct fg_device *card;                                                                              \
@@ -25,12 +25,6 @@
             *value = (type)(expression);                                                                     \
         }                                                                                                    \
         return result;                                                                                       \
-    })
-#define FG_NVML_UNSUPPORTED(name, parameters, handle)                                                        \
-    FG_NVML(name, parameters, {                                                                              \
-        struct fg_device *card;                                                                              \
-        nvmlReturn_t result = fg_nvml_card(handle, &card);                                                   \
-        return result == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : result;                                   \
     })
 
 FG_NVML_TEXT(nvmlDeviceGetName, card->name)
@@ -73,24 +67,6 @@ FG_NVML_NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long,
 FG_NVML_NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, model->mig_capable ? 7 : 0)
 FG_NVML_NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, 0)
 FG_NVML_NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, 0)
-
-FG_NVML_UNSUPPORTED(nvmlDeviceGetFanSpeed, (nvmlDevice_t device, unsigned *value), ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetAttributes_v2, (nvmlDevice_t device, void *value), ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuFabricInfo, (nvmlDevice_t device, void *value), ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuFabricInfoV, (nvmlDevice_t device, void *value), ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuInstanceId, (nvmlDevice_t device, unsigned *value), ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetComputeInstanceId, (nvmlDevice_t device, unsigned *value),
-                    ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t device, nvmlDevice_t *value),
-                    ((void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuInstanceProfileInfo, (nvmlDevice_t device, unsigned profile, void *value),
-                    ((void)profile, (void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetGpuInstanceProfileInfoV,
-                    (nvmlDevice_t device, unsigned profile, void *value),
-                    ((void)profile, (void)value, device))
-FG_NVML_UNSUPPORTED(nvmlDeviceGetRetiredPages,
-                    (nvmlDevice_t device, unsigned cause, unsigned *count, void *pages),
-                    ((void)cause, (void)count, (void)pages, device))
 
 FG_NVML(nvmlDeviceGetMigDeviceHandleByIndex, (nvmlDevice_t device, unsigned index, nvmlDevice_t *mig), {
     struct fg_device *card;

@@ -154,8 +154,8 @@ FG_NVML(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned size), {
 
 /* --- Utilisation --- */
 
-/* Bring the card to the present; the index of the newest sample that NVML shows, or 0 if there is none yet.
- */
+/* Bring the card to the present; the index of the newest sample that NVML
+ * shows, or 0 if there is none yet. */
 static uint64_t newest_sample(struct fg_device *card) {
     fg_engine_advance(card, fg_now());
     return card->sample_index > fg.shared->sample_lag + 1 ? card->sample_index - 1 - fg.shared->sample_lag

@@ -141,8 +141,8 @@ void fg_setup(struct fg_shared *shared, const char *path) {
         setup_device(&shared->devices[i], path, i, shared->device_count);
 }
 
-/* Card of one piece of a list (an index or the beginning of a UUID) within `candidates`; -1 if there is none.
- */
+/* Card of one piece of a list (an index or the beginning of a UUID) within
+ * `candidates`; -1 if there is none. */
 static int find_device(const struct fg_shared *shared, const char *piece, const uint8_t *candidates,
                        uint32_t count) {
     if (isdigit((unsigned char)piece[0])) {

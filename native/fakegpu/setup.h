@@ -5,8 +5,8 @@
 #include "model.h"
 #include "state.h"
 
-/* Cards, driver version and models of time and memory from the settings. The memory at `shared` is all zero.
- */
+/* Cards, driver version and models of time and memory from the settings. The
+ * memory at `shared` is all zero. */
 void fg_setup(struct fg_shared *shared, const char *state_path);
 /*
  * Cards of this container in the driver's order: FAKEGPU_VISIBLE_DEVICES, else NVIDIA_VISIBLE_DEVICES as the
