@@ -111,6 +111,8 @@ class Binder:
 
     async def bind(self, args: ExtenderBindingArgs) -> str:
         """Answer a bind request; "" means bound."""
+        if not args.pod_name or not args.pod_namespace or not args.node:
+            return "extender binding args missing pod or node"
         reservation = self._state.reservation(args.pod_uid)
         if reservation is None:
             return await self._bind_without_reservation(args)

@@ -1,0 +1,137 @@
+"""Any body gets an answer that kube-scheduler can read, and hostile ones change nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hami.kube.client import Client, Limits
+from hami.kube.config import ClientConfig
+from hami.kube.events import EventRecorder
+from hami.protocol import views
+from hami.scheduler.binder import Binder
+from hami.scheduler.events import SchedulerEvents
+from hami.scheduler.extender import Extender
+from hami.scheduler.leader import Leadership, SyncGate
+from hami.scheduler.node_locks import NodeLocks
+from hami.scheduler.pending import PendingPods
+from hami.scheduler.state import ClusterState
+from hami.scheduler.timing import Timings
+from hami.vendors.config import decode_config, load_profiles
+
+MEMBERS = ["Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"]
+
+
+def extender_of(state: ClusterState) -> Extender:
+    """An extender whose API server cannot be reached."""
+    client = Client(ClientConfig("http://127.0.0.1:1"), Limits(qps=0, timeout_s=0.5))
+    leadership = Leadership("h", electing=False)
+    recorder = EventRecorder(client, "test")
+    events = SchedulerEvents(recorder)
+    locks = NodeLocks(client, recorder)
+    gate = SyncGate()
+    gate.open()
+    return Extender(
+        state,
+        gate,
+        Binder(client, state, leadership, locks, events),
+        events,
+        PendingPods(client, state, leadership),
+        Timings(),
+    )
+
+
+def ask(lab: Any, verb: str, body: bytes) -> Any:
+    async def run() -> bytes:
+        answer: bytes = await getattr(extender_of(lab.state), verb)(body)
+        return answer
+
+    return json.loads(asyncio.run(run()))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+POD_LIKE = st.fixed_dictionaries(
+    {
+        "metadata": st.fixed_dictionaries(
+            {"name": JSON | st.just("p"), "namespace": JSON | st.just("d"), "uid": JSON | st.just("u")},
+            optional={"annotations": JSON, "labels": JSON},
+        ),
+        "spec": st.fixed_dictionaries(
+            {
+                "containers": JSON
+                | st.lists(
+                    st.fixed_dictionaries(
+                        {"name": JSON | st.just("a")},
+                        optional={
+                            "resources": JSON
+                            | st.fixed_dictionaries(
+                                {"limits": st.dictionaries(st.just("nvidia.com/gpu"), JSON | st.just("1"))}
+                            )
+                        },
+                    ),
+                    max_size=2,
+                )
+            }
+        ),
+    }
+)
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=40))
+def test_any_bytes_are_answered(data: bytes) -> None:
+    state = ClusterState(())
+    lab = type("Lab", (), {"state": state})
+    answer = ask(lab, "filter", data)
+    assert list(answer) == MEMBERS
+    assert answer["Error"]
+    assert "%" not in answer["Error"]
+    assert ask(lab, "bind", data)["Error"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(pod=JSON | POD_LIKE, names=JSON | st.lists(st.sampled_from(["n1", "n2"])), nodes=st.none() | JSON)
+def test_any_json_is_answered_and_reserves_at_most_its_own_pod(pod: Any, names: Any, nodes: Any) -> None:
+    from_profiles = _state()
+    lab = type("Lab", (), {"state": from_profiles})
+    answer = ask(lab, "filter", json.dumps({"Pod": pod, "NodeNames": names, "Nodes": nodes}).encode())
+    assert list(answer) == MEMBERS
+    assert "%" not in answer["Error"]
+    if answer["Error"]:
+        assert not from_profiles.reservations()
+
+
+def _state() -> ClusterState:
+    state = ClusterState(load_profiles(decode_config({"nvidia": {"resourceCountName": "nvidia.com/gpu"}})))
+    card = {"id": "G", "count": 10, "devmem": 8000, "devcore": 100, "type": "NVIDIA T4", "health": True}
+    node = {"metadata": {"name": "n1", "annotations": {"hami.io/node-nvidia-register": json.dumps([card])}}}
+    state.upsert_node(msgspec.convert(node, views.Node), 0.0)
+    return state
+
+
+def test_keys_are_read_in_any_case(lab: Any) -> None:
+    lab.node("n1", lab.card("a"))
+    body = {"pod": lab.pod(), "NODENAMES": ["n1", "n1"], "nodes": None}
+    assert ask(lab, "filter", json.dumps(body).encode())["NodeNames"] == ["n1"]
+
+
+def test_bad_weights_are_an_error_with_an_event_and_no_reservation(lab: Any) -> None:
+    lab.node("n1", lab.card("a"))
+    pod = lab.pod(annotations={"hami.io/device-scoring-weights": "slot=1"})
+    answer = ask(lab, "filter", json.dumps({"Pod": pod, "NodeNames": ["n1"]}).encode())
+    assert "expected slot, core, and memory weights" in answer["Error"]
+    assert not lab.state.reservations()
+
+
+def test_a_bind_request_without_names_asks_nobody(lab: Any) -> None:
+    for body in (b"{}", b'{"PodName":"p","Node":"n1"}', b'{"PodName":"p","PodNamespace":"d"}'):
+        assert ask(lab, "bind", body) == {"Error": "extender binding args missing pod or node"}
