@@ -19,6 +19,9 @@ from hami.protocol.errors import AllocationError
 INT32_MIN: Final = -(2**31)
 INT32_MAX: Final = 2**31 - 1
 
+MAX_PIECES: Final = 8192
+"""More devices or containers than this in one pod are not believed."""
+
 NO_CUSTOM: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
@@ -61,12 +64,15 @@ def decode_allocation(text: str) -> Allocation:
     Empty slots are kept in place; pieces without ``,`` and pieces with an empty id are dropped; fields beyond
     the fourth are ignored. A value may hold fewer slots than the pod has containers (plugins that rewrite the
     to-allocate key drop empty ones) or more (HAMi's plugin adds one per write); see :func:`fit_slots`. Raises
-    :class:`AllocationError` when a piece has fewer than four fields, or memory or core is not an int32.
+    :class:`AllocationError` when a piece has fewer than four fields, memory or core is not an int32, or there
+    are more than :data:`MAX_PIECES` slots or devices.
     """
     if len(text) > MAX_TEXT:
         raise AllocationError(f"allocation text of {len(text)} characters is over the limit of {MAX_TEXT}")
     if not text:
         return ()
+    if text.count(";") > MAX_PIECES or text.count(":") > MAX_PIECES:
+        raise AllocationError(f"allocation text has more than {MAX_PIECES} slots or devices")
     segments = text.split(";")
     if not segments[-1]:
         segments.pop()

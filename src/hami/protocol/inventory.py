@@ -23,6 +23,9 @@ DEFAULT_MODE: Final = "hami-core"
 MAX_DEVICES: Final = 4096
 """More devices than this on one node is not believed."""
 
+MAX_MIG_PARTS: Final = 64
+"""More MIG profiles of one card, or placements of one profile, than this are not believed."""
+
 _TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE: Final = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 
@@ -44,7 +47,7 @@ class MigProfile(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMB", 
     memory_mib: _Int32 = 0
     core: _Int32 = 0
     slice_count: _Unsigned = 0
-    placements: tuple[MigPlacement, ...] = ()
+    placements: Annotated[tuple[MigPlacement, ...], msgspec.Meta(max_length=MAX_MIG_PARTS)] = ()
 
 
 class DeviceInfo(msgspec.Struct, frozen=True):
@@ -87,7 +90,9 @@ class _Written(msgspec.Struct, frozen=True):
     type: str = ""
     numa: _Int32 = 0
     mode: str = ""
-    mig_profiles: tuple[MigProfile, ...] = msgspec.field(default=(), name="migProfiles")
+    mig_profiles: Annotated[tuple[MigProfile, ...], msgspec.Meta(max_length=MAX_MIG_PARTS)] = msgspec.field(
+        default=(), name="migProfiles"
+    )
     health: bool = False
     devicevendor: str = ""
     custominfo: dict[str, Any] = msgspec.field(default_factory=dict)

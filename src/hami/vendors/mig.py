@@ -5,7 +5,8 @@ in another mode with slices, is not understood and takes no new containers.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -234,31 +235,72 @@ def restore(pod: PodInfo, allocation: Allocation) -> Allocation:
     without a slice. Ids of fixed-geometry MIG (HAMi <= 2.9) are read as their card.
     """
     allocation = tuple(tuple(_without_legacy_id(device) for device in slot) for slot in allocation)
-    unused = _reservations(pod.annotations.get(keys.MIG_ALLOCATIONS, ""))
-    if not unused:
+    reservations = _reservations(pod.annotations.get(keys.MIG_ALLOCATIONS, ""))
+    if not reservations:
         return allocation
+    unused = _Unused(reservations)
     places = [(s, p, device) for s, slot in enumerate(allocation) for p, device in enumerate(slot)]
     found: dict[tuple[int, int], list[MigSlice]] = {}
-    for exact in (True, False):
-        for slot, position, device in places:
-            if (slot, position) not in found:
-                match = _take_match(unused, device.uuid, (slot, position) if exact else None)
-                if match is not None:
-                    found[slot, position] = [match]
+    for slot, position, device in places:
+        match = unused.take_at(slot, position, device.uuid)
+        if match is not None:
+            found[slot, position] = [match]
+    for slot, position, device in places:
+        if (slot, position) not in found:
+            match = unused.take_next(device.uuid)
+            if match is not None:
+                found[slot, position] = [match]
     for slot, position, device in reversed(places):
         slices = found.get((slot, position))
-        while slices and (match := _take_match(unused, device.uuid, None)) is not None:
+        while slices and (match := unused.take_next(device.uuid)) is not None:
             slices.append(match)
-    here = {device.uuid for _, _, device in places}
-    homeless = [each for each in unused if each.gpu_uuid not in here]
-    last = len(allocation) - 1
+    homeless = unused.by_slot({device.uuid for _, _, device in places}, len(allocation) - 1)
     return tuple(
         (
             *(_with_slices(device, found.get((s, p))) for p, device in enumerate(slot)),
-            *(_unheld(each) for each in homeless if min(each.container_index, last) == s),
+            *(_unheld(each) for each in homeless.get(s, ())),
         )
         for s, slot in enumerate(allocation)
     )
+
+
+class _Unused:
+    """Reservations that no device has taken yet, in their order; every question costs a constant time."""
+
+    def __init__(self, reservations: Sequence[MigReservation]) -> None:
+        self._all = dict(enumerate(reservations))
+        self._at = {(each.container_index, each.device_index): n for n, each in self._all.items()}
+        self._of_card: dict[str, deque[int]] = {}
+        for number, each in self._all.items():
+            self._of_card.setdefault(each.gpu_uuid, deque()).append(number)
+
+    def take_at(self, slot: int, position: int, uuid: str) -> MigSlice | None:
+        """The slice reserved under these indexes, if it is on this card."""
+        number = self._at.get((slot, position))
+        if number is None or self._all[number].gpu_uuid != uuid:
+            return None
+        return _slice_of(self._all.pop(number))
+
+    def take_next(self, uuid: str) -> MigSlice | None:
+        """The first slice of this card that is left."""
+        numbers = self._of_card.get(uuid)
+        while numbers:
+            each = self._all.pop(numbers.popleft(), None)
+            if each is not None:
+                return _slice_of(each)
+        return None
+
+    def by_slot(self, cards: Set[str], last: int) -> dict[int, list[MigReservation]]:
+        """What is left on cards other than these, by container slot, of which `last` is the last one."""
+        found: dict[int, list[MigReservation]] = {}
+        for each in self._all.values():
+            if each.gpu_uuid not in cards:
+                found.setdefault(min(each.container_index, last), []).append(each)
+        return found
+
+
+def _slice_of(each: MigReservation) -> MigSlice:
+    return MigSlice(each.profile, each.placement.start, each.placement.size)
 
 
 def _unheld(each: MigReservation) -> ContainerDevice:
@@ -273,14 +315,6 @@ def _reservations(text: str) -> list[MigReservation]:
         return list(decode_mig_reservations(text))
     except MigReservationError:
         return []
-
-
-def _take_match(unused: list[MigReservation], uuid: str, place: tuple[int, int] | None) -> MigSlice | None:
-    for number, each in enumerate(unused):
-        if each.gpu_uuid == uuid and place in (None, (each.container_index, each.device_index)):
-            del unused[number]
-            return MigSlice(each.profile, each.placement.start, each.placement.size)
-    return None
 
 
 def _with_slices(device: ContainerDevice, slices: list[MigSlice] | None) -> ContainerDevice:

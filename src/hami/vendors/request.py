@@ -4,7 +4,7 @@ R14).
 Both read canonical quantities, so what admission accepted is what the filter accounts for.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -157,11 +157,30 @@ def _hint(text: Any, factor: int) -> str:
 
 
 def annotations_of(pod: Mapping[str, Any]) -> Mapping[str, str]:
-    """The pod's annotations that are text."""
+    """The pod's annotations that are text. Takes a constant time: it is asked once per container."""
     found = _mapping(_mapping(pod, "metadata"), "annotations")
-    if all(isinstance(text, str) for text in found.values()):
-        return found
-    return {key: text for key, text in found.items() if isinstance(text, str)}
+    return _Texts(found) if found else _EMPTY
+
+
+class _Texts(Mapping[str, str]):
+    """A view of those members of an object that are text."""
+
+    __slots__ = ("_members",)
+
+    def __init__(self, members: Mapping[str, Any]) -> None:
+        self._members = members
+
+    def __getitem__(self, key: str) -> str:
+        text = self._members[key]
+        if not isinstance(text, str):
+            raise KeyError(key)
+        return text
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, text in self._members.items() if isinstance(text, str))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
 
 def containers_of(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -186,7 +205,7 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
         str(metadata.get("uid", "")),
         str(metadata.get("namespace", "")),
         str(metadata.get("name", "")),
-        annotations_of(pod),
+        dict(annotations_of(pod)),
         shape_of(pod),
     )
 

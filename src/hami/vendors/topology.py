@@ -40,9 +40,9 @@ def choose(ctx: FitContext, eligible: Sequence[Card], _reasons: Mapping[str, int
     chosen = best_set(_pair_scores([card.info for card in eligible]), wanted_cards)
     if ctx.request.nums == wanted_cards:
         return chosen
-    most = max(card.info.count for card in eligible)
     again = [n for n in chosen if repeatable(eligible[n].info)]
-    return [*chosen, *again * min(most, ctx.request.nums)]
+    places = (sum(len(one.placements) for one in eligible[n].info.mig_profiles) for n in again)
+    return [*chosen, *again * min(max(places, default=0), ctx.request.nums)]
 
 
 def best_set(scores: NDArray[np.int64], size: int) -> list[int]:
