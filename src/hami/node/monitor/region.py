@@ -70,6 +70,10 @@ class Extra:
     refusals: int
     peak: int
     residual: int
+    charged_ns: int = 0
+    """GPU time charged so far, nanoseconds, without the factor."""
+    factor: float = 1.0
+    """What the library has learned to correct it with, 1/64..4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,10 @@ def _extension_is_ours(extension: bytes) -> bool:
     )
 
 
+def _factor(g: int) -> float:
+    return min(max(g / layout.G_ONE, 1 / 64), 4.0) if g else 1.0
+
+
 def _extra(extension: bytes, index: int) -> Extra:
     base = layout.Extension.devices.base(index)
     device = layout.ExtensionDevice
@@ -268,4 +276,6 @@ def _extra(extension: bytes, index: int) -> Extra:
         refusals=min(device.refusals.read(extension, base), SATURATED),
         peak=min(device.peak.read(extension, base), SATURATED),
         residual=min(device.residual.read(extension, base), SATURATED),
+        charged_ns=min(device.charged.read(extension, base), SATURATED),
+        factor=_factor(device.g.read(extension, base)),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from prometheus_client.core import Metric
@@ -71,6 +71,8 @@ class ContainerSample:
     blocked: bool | None = None
     enforced: bool | None = None
     directory_bytes: int | None = None
+    utilization: Mapping[int, float] = field(default_factory=dict)
+    """Percent per device index, used where the library itself reports none."""
 
     @property
     def labels(self) -> dict[str, str]:
@@ -196,7 +198,7 @@ def _add_device(
         ("hami_vgpu_memory_used_bytes", device.total),
         ("hami_vgpu_memory_limit_bytes", device.memory_limit),
         ("hami_container_device_memory_bytes", device.total),
-        ("hami_container_device_utilization_ratio", device.sm),
+        ("hami_container_device_utilization_ratio", _utilization(sample, device)),
         ("hami_vgpu_memory_context_bytes", device.context),
         ("hami_vgpu_memory_module_bytes", device.module),
         ("hami_vgpu_memory_buffer_bytes", device.buffer),
@@ -214,6 +216,10 @@ def _add_device(
         book.counter("hami_vgpu_oom", labels, device.extra.refusals)
         book.gauge("hami_vgpu_memory_peak_bytes", labels, device.extra.peak)
         book.gauge("hami_vgpu_memory_residual_bytes", labels, device.extra.residual)
+
+
+def _utilization(sample: ContainerSample, device: DeviceUse) -> float:
+    return device.sm or sample.utilization.get(device.index, 0.0)
 
 
 def _add_allocated(book: SeriesBook, sample: ContainerSample, index: int, device: ContainerDevice) -> None:
@@ -261,7 +267,7 @@ def _add_legacy_device(
     book.gauge("vGPU_device_memory_limit_in_bytes", labels, device.memory_limit)
     described = {**labels, **{name: str(value) for name, value in parts}}
     book.gauge("Device_memory_desc_of_container", described, device.total)
-    book.gauge("Device_utilization_desc_of_container", labels, device.sm)
+    book.gauge("Device_utilization_desc_of_container", labels, _utilization(sample, device))
     elapsed = elapsed_seconds(region.last_kernel, now)
     if elapsed is not None:
         book.gauge("Device_last_kernel_of_container", labels, elapsed)

@@ -31,6 +31,7 @@ from hami.node.monitor.series import (
     add_self,
 )
 from hami.node.monitor.tracker import Sweep, Tracker
+from hami.node.monitor.utilization import UtilizationMeter
 from hami.protocol.errors import ProtocolError
 
 TICK_S: Final = 5.0
@@ -104,6 +105,7 @@ class Monitor:
         self._stale = StaleList(options.grace_s)
         self._verdicts: dict[str, Verdict] = {}
         self._limiter = EventLimiter()
+        self._meter = UtilizationMeter()
         self._large_at: dict[str, float] = {}
         self._sizes: dict[str, int] = {}
         self._sizes_at = float("-inf")
@@ -146,6 +148,7 @@ class Monitor:
         now = self._clock()
         sweep = await asyncio.to_thread(self._tracker.sweep)
         self._errors.update(sweep.errors)
+        self._measure(sweep)
         await asyncio.to_thread(self._check_host_pids, sweep)
         if not self._host.paused:
             await self._feed_back(sweep, now)
@@ -216,9 +219,22 @@ class Monitor:
                         verdict.blocked if verdict else None,
                         verdict.enforced if verdict else None,
                         self._sizes.get(directory.name) if directory else None,
+                        self._utilization(directory, region),
                     )
                 )
         return samples
+
+    def _measure(self, sweep: Sweep) -> None:
+        now = time.monotonic()
+        for directory, region in sweep.regions.items():
+            if region is not None:
+                self._meter.observe(directory.name, region, now)
+        self._meter.retain(directory.name for directory in sweep.regions)
+
+    def _utilization(self, directory: CacheDirectory | None, region: Region | None) -> dict[int, float]:
+        if directory is None or region is None:
+            return {}
+        return {device.index: self._meter.percent(directory.name, device.index) for device in region.devices}
 
     async def _feed_back(self, sweep: Sweep, now: float) -> None:
         known = self._known_regions(sweep)
