@@ -16,7 +16,7 @@ import msgspec
 import yaml
 from aiohttp import web
 
-from hami.local import discovery, errors
+from hami.local import discovery, errors, openapi
 from hami.local.errors import ApiError
 from hami.local.objects import Object
 from hami.local.podlog import LogSource
@@ -194,13 +194,13 @@ class ApiServer:
             case ["apis", group, version] if (group, version) in versions:
                 return json_response(discovery.api_resources(versions[(group, version)]))
             case ["openapi", "v3"]:
-                return json_response(discovery.openapi_index(self.table))
+                return json_response(openapi.openapi_index(self.table))
         return None
 
     def _openapi(self, parts: list[str]) -> web.Response:
         for resources in self.table.group_versions().values():
             if resources[0].base_path == "/" + "/".join(parts):
-                return json_response(discovery.openapi_document(resources))
+                return json_response(openapi.openapi_document(resources))
         raise errors.no_such_path()
 
 

@@ -1,8 +1,6 @@
-"""Discovery documents: aggregated (v2), the older lists, version and a minimal OpenAPI v3."""
+"""Discovery documents: aggregated (v2), the older lists, and the version."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from hami.local.objects import Object
 from hami.local.resources import Resource, ResourceTable
@@ -18,7 +16,6 @@ VERSION: Object = {
     "compiler": "none",
     "platform": "linux/amd64",
 }
-VERBS = ["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"]
 # subresource -> (verbs, kind of its body with group and version; None: the kind of the resource)
 _SUBRESOURCES: dict[str, tuple[list[str], tuple[str, str, str] | None]] = {
     "status": (["get", "patch", "update"], None),
@@ -26,6 +23,10 @@ _SUBRESOURCES: dict[str, tuple[list[str], tuple[str, str, str] | None]] = {
     "binding": (["create"], ("", "v1", "Binding")),
     "eviction": (["create"], ("policy", "v1", "Eviction")),
     "log": (["get"], None),
+    "exec": (["create", "get"], ("", "v1", "PodExecOptions")),
+    "portforward": (["create", "get"], ("", "v1", "PodPortForwardOptions")),
+    "token": (["create"], ("authentication.k8s.io", "v1", "TokenRequest")),
+    "scale": (["get", "patch", "update"], ("autoscaling", "v1", "Scale")),
 }
 
 
@@ -54,10 +55,10 @@ def aggregated(table: ResourceTable, *, core: bool) -> Object:
 def _aggregated_resource(resource: Resource) -> Object:
     found: Object = {
         "resource": resource.plural,
-        "responseKind": _gvk(resource),
+        "responseKind": gvk_of(resource),
         "scope": "Namespaced" if resource.namespaced else "Cluster",
         "singularResource": resource.singular,
-        "verbs": VERBS,
+        "verbs": list(resource.verbs),
     }
     if resource.short_names:
         found["shortNames"] = list(resource.short_names)
@@ -72,14 +73,15 @@ def _aggregated_resource(resource: Resource) -> Object:
     return found
 
 
-def _gvk(resource: Resource) -> Object:
+def gvk_of(resource: Resource) -> Object:
+    """Group, version and kind."""
     return {"group": resource.group, "version": resource.version, "kind": resource.kind}
 
 
 def _subresource_gvk(resource: Resource, name: str) -> Object:
     body = _SUBRESOURCES[name][1]
     if body is None:
-        return _gvk(resource)
+        return gvk_of(resource)
     return {"group": body[0], "version": body[1], "kind": body[2]}
 
 
@@ -122,7 +124,7 @@ def api_resources(resources: list[Resource]) -> Object:
             "singularName": resource.singular,
             "namespaced": resource.namespaced,
             "kind": resource.kind,
-            "verbs": VERBS,
+            "verbs": list(resource.verbs),
         }
         if resource.short_names:
             entry["shortNames"] = list(resource.short_names)
@@ -144,68 +146,4 @@ def api_resources(resources: list[Resource]) -> Object:
         "apiVersion": "v1",
         "groupVersion": resources[0].api_version,
         "resources": entries,
-    }
-
-
-def openapi_index(table: ResourceTable) -> Object:
-    """The answer to ``/openapi/v3``."""
-    paths = {
-        resources[0].base_path[1:]: {"serverRelativeURL": f"/openapi/v3{resources[0].base_path}?hash=0"}
-        for resources in table.group_versions().values()
-    }
-    return {"paths": paths}
-
-
-def openapi_document(resources: list[Resource]) -> Object:
-    """OpenAPI v3 of one group and version: enough for kubectl to leave validation to the server."""
-    paths: Object = {}
-    for resource in resources:
-        scope = "/namespaces/{namespace}" if resource.namespaced else ""
-        collection = f"{resource.base_path}{scope}/{resource.plural}"
-        paths[collection] = {
-            "get": _operation(resource, "list", []),
-            "post": _operation(resource, "post", ["dryRun", "fieldManager", "fieldValidation"]),
-        }
-        paths[f"{collection}/{{name}}"] = {
-            "get": _operation(resource, "get", []),
-            "put": _operation(resource, "put", ["dryRun", "fieldManager", "fieldValidation"]),
-            "patch": _operation(resource, "patch", ["dryRun", "fieldManager", "fieldValidation", "force"]),
-            "delete": _operation(resource, "delete", ["dryRun", "gracePeriodSeconds", "propagationPolicy"]),
-        }
-    return {
-        "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": VERSION["gitVersion"]},
-        "paths": paths,
-        "components": {
-            "schemas": {_schema_name(resource): _schema(resource) for resource in resources},
-        },
-    }
-
-
-def _operation(resource: Resource, action: str, parameters: list[str]) -> Object:
-    content: Any = {
-        "application/json": {"schema": {"$ref": f"#/components/schemas/{_schema_name(resource)}"}}
-    }
-    return {
-        "x-kubernetes-action": action,
-        "x-kubernetes-group-version-kind": _gvk(resource),
-        "parameters": [
-            {"name": name, "in": "query", "schema": {"type": "string", "uniqueItems": True}}
-            for name in parameters
-        ],
-        "responses": {"200": {"description": "OK", "content": content}},
-    }
-
-
-def _schema_name(resource: Resource) -> str:
-    group = ".".join(["io.k8s.api", *(resource.group.split(".")[:1] if resource.group else ["core"])])
-    return f"{group}.{resource.version}.{resource.kind}"
-
-
-def _schema(resource: Resource) -> Object:
-    return {
-        "type": "object",
-        "description": f"{resource.kind} as the Kubernetes API defines it.",
-        "x-kubernetes-group-version-kind": [_gvk(resource)],
-        "x-kubernetes-preserve-unknown-fields": True,
     }

@@ -12,6 +12,7 @@ from typing import Any
 
 from hami.local import quota, strategy
 from hami.local.admission import AdmissionRequest, Admitted, Webhooks, admission_name
+from hami.local.defaults import apply_defaults
 from hami.local.errors import (
     ApiError,
     bad_request,
@@ -85,7 +86,7 @@ class Registry:
         strategy.stamp_new(
             obj, now=self._clock(), uid=_new_uid(), suffix=strategy.random_suffix(token_bytes(5))
         )
-        strategy.apply_defaults(resource, obj)
+        apply_defaults(resource, obj)
         identity = clone(meta(obj))
         request = AdmissionRequest(
             resource, "CREATE", namespace, admission_name(obj), obj, None, dry_run,
@@ -140,7 +141,7 @@ class Registry:
     ) -> tuple[Object, list[str]]:
         namespace, name = str(meta(current).get("namespace") or ""), name_of(current)
         meta(wanted)["resourceVersion"] = meta(current)["resourceVersion"]
-        strategy.apply_defaults(resource, wanted)
+        apply_defaults(resource, wanted)
         strategy.prepare_update(resource, current, wanted, subresource)
         request = AdmissionRequest(
             resource, "UPDATE", namespace, name, wanted, current, dry_run, subresource,
@@ -234,7 +235,7 @@ class Registry:
 
     async def _admit(self, request: AdmissionRequest) -> Admitted:
         def normalise(obj: Object) -> None:
-            strategy.apply_defaults(request.resource, obj)
+            apply_defaults(request.resource, obj)
 
         return await self.webhooks.admit(request, normalise)
 
@@ -323,7 +324,7 @@ class Registry:
 
     def _put(self, resource: Resource, obj: Object) -> None:
         strategy.stamp_new(obj, now=self._clock(), uid=_new_uid(), suffix="")
-        strategy.apply_defaults(resource, obj)
+        apply_defaults(resource, obj)
         self.store.create(resource, obj)
 
 

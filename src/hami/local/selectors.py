@@ -87,13 +87,21 @@ _FIELDS: dict[str, frozenset[str]] = {
          "involvedObject.apiVersion", "involvedObject.resourceVersion", "involvedObject.fieldPath",
          "reason", "reportingComponent", "source", "type"}
     ),
+    "events.events.k8s.io": frozenset(
+        {"regarding.kind", "regarding.namespace", "regarding.name", "regarding.uid", "regarding.apiVersion",
+         "regarding.resourceVersion", "regarding.fieldPath", "reason", "reportingController", "type"}
+    ),
     "nodes": frozenset({"spec.unschedulable"}),
+    "replicasets.apps": frozenset({"status.replicas"}),
+    "jobs.batch": frozenset({"status.successful"}),
     "namespaces": frozenset({"status.phase"}),
     "secrets": frozenset({"type"}),
 }  # fmt: skip
 
 
 def _field_value(obj: Object, path: str) -> str:
+    if path == "status.successful":
+        return str(dig(obj, "status", "succeeded") or 0)
     if path == "source":
         return str(dig(obj, "source", "component") or "")
     value = dig(obj, *path.split("."))

@@ -14,6 +14,7 @@ from typing import Literal
 from hami.local.errors import already_exists, expired, not_found, stale
 from hami.local.objects import Object, meta
 from hami.local.resources import Resource
+from hami.local.views import View, view_of
 
 Change = Literal["ADDED", "MODIFIED", "DELETED"]
 
@@ -55,7 +56,7 @@ class Store:
         self.revision = 0
 
     def subscribe(self, listener: Callable[[str, Event], None]) -> Callable[[], None]:
-        """Call ``listener(resource key, event)`` after each change; returns what ends that."""
+        """Call ``listener(storage key, event)`` after each change; returns what ends that."""
         self._listeners.append(listener)
 
         def cancel() -> None:
@@ -66,18 +67,23 @@ class Store:
 
     def get(self, resource: Resource, namespace: str, name: str) -> Object:
         """The stored object itself: do not change it. Raises 404."""
-        found = self._shelf(resource).objects.get((namespace, name))
+        found = self.find(resource, namespace, name)
         if found is None:
             raise not_found(resource.group, resource.plural, name)
         return found
 
     def find(self, resource: Resource, namespace: str, name: str) -> Object | None:
-        return self._shelf(resource).objects.get((namespace, name))
+        found = self._shelf(resource).objects.get((namespace, name))
+        view = view_of(resource)
+        return found if found is None or view is None else view.shown(found)
 
     def list(self, resource: Resource, namespace: str | None = None) -> list[Object]:
         """Objects in (namespace, name) order; ``namespace`` None means all."""
         shelf = self._shelf(resource)
         keys = sorted(key for key in shelf.objects if namespace is None or key[0] == namespace)
+        view = view_of(resource)
+        if view is not None:
+            return [view.shown(shelf.objects[key]) for key in keys]
         return [shelf.objects[key] for key in keys]
 
     def create(self, resource: Resource, obj: Object) -> Object:
@@ -86,10 +92,11 @@ class Store:
         shelf = self._shelf(resource)
         if (namespace, name) in shelf.objects:
             raise already_exists(resource.group, resource.plural, name)
-        self._record(shelf, "ADDED", obj, None)
-        shelf.objects[(namespace, name)] = obj
+        stored, view = self._stored(resource, obj)
+        self._record(shelf, "ADDED", stored, None)
+        shelf.objects[(namespace, name)] = stored
         self._tell(resource, shelf.log[-1])
-        return obj
+        return stored if view is None else view.shown(stored)
 
     def update(self, resource: Resource, obj: Object) -> Object:
         """Replace an object; a ``metadata.resourceVersion`` that is not the stored one raises 409."""
@@ -99,10 +106,11 @@ class Store:
         if previous is None:
             raise not_found(resource.group, resource.plural, name)
         self.check_version(resource, previous, obj)
-        self._record(shelf, "MODIFIED", obj, previous)
-        shelf.objects[(namespace, name)] = obj
+        stored, view = self._stored(resource, obj)
+        self._record(shelf, "MODIFIED", stored, previous)
+        shelf.objects[(namespace, name)] = stored
         self._tell(resource, shelf.log[-1])
-        return obj
+        return stored if view is None else view.shown(stored)
 
     def delete(self, resource: Resource, obj: Object) -> Object:
         """Remove the object that ``obj`` names; ``obj`` is its last state. Raises 404 and 409 as update."""
@@ -112,10 +120,11 @@ class Store:
         if previous is None:
             raise not_found(resource.group, resource.plural, name)
         self.check_version(resource, previous, obj)
-        self._record(shelf, "DELETED", obj, previous)
+        stored, view = self._stored(resource, obj)
+        self._record(shelf, "DELETED", stored, previous)
         del shelf.objects[(namespace, name)]
         self._tell(resource, shelf.log[-1])
-        return obj
+        return stored if view is None else view.shown(stored)
 
     @staticmethod
     def check_version(resource: Resource, stored: Object, wanted: Object) -> None:
@@ -130,7 +139,11 @@ class Store:
         shelf = self._shelf(resource)
         if revision < shelf.compacted:
             raise expired(f"too old resource version: {revision} ({shelf.compacted})")
-        return iter(shelf.log[bisect_right(shelf.revisions, revision) :])
+        events = shelf.log[bisect_right(shelf.revisions, revision) :]
+        view = view_of(resource)
+        if view is not None:
+            return (_seen_through(view, event) for event in events)
+        return iter(events)
 
     def compact(self, revision: int | None = None) -> None:
         """Forget the log up to ``revision`` (default: all of it); older watches get 410."""
@@ -140,10 +153,15 @@ class Store:
             shelf.compacted = max(shelf.compacted, upto)
 
     def _shelf(self, resource: Resource) -> _Shelf:
-        shelf = self._shelves.get(resource.key)
+        shelf = self._shelves.get(resource.storage_key)
         if shelf is None:
-            shelf = self._shelves[resource.key] = _Shelf()
+            shelf = self._shelves[resource.storage_key] = _Shelf()
         return shelf
+
+    @staticmethod
+    def _stored(resource: Resource, obj: Object) -> tuple[Object, View | None]:
+        view = view_of(resource)
+        return (obj if view is None else view.stored(obj)), view
 
     @staticmethod
     def _key(obj: Object) -> tuple[str, str]:
@@ -167,4 +185,9 @@ class Store:
 
     def _tell(self, resource: Resource, event: Event) -> None:
         for listener in tuple(self._listeners):
-            listener(resource.key, event)
+            listener(resource.storage_key, event)
+
+
+def _seen_through(view: View, event: Event) -> Event:
+    previous = None if event.previous is None else view.shown(event.previous)
+    return Event(event.change, event.revision, view.shown(event.obj), previous)

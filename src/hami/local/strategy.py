@@ -1,16 +1,15 @@
-"""What the API server adds to and refuses of an object before it is stored: defaults and validation."""
+"""What the API server refuses of an object before it is stored, and what an update may not change."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
 
+from hami.local import workload_rules
 from hami.local.amounts import milli
 from hami.local.errors import ApiError, bad_request, invalid
 from hami.local.objects import Object, clone, dig, meta, rfc3339
 from hami.local.resources import Resource
-from hami.protocol.errors import QuantityError
-from hami.protocol.quantity import canonical
 
 _SUBDOMAIN = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$")
 _LABEL = re.compile(r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
@@ -79,101 +78,6 @@ def stamp_new(obj: Object, *, now: float, uid: str, suffix: str) -> None:
         metadata["generation"] = 1
 
 
-def apply_defaults(resource: Resource, obj: Object) -> None:
-    """Fill what clients may leave out; idempotent. Raises 400 for a field of the wrong type."""
-    try:
-        if resource.key == "pods":
-            _default_pod(obj)
-        elif resource.key == "namespaces":
-            obj.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
-            obj.setdefault("status", {}).setdefault("phase", "Active")
-            meta(obj).setdefault("labels", {})["kubernetes.io/metadata.name"] = meta(obj).get("name", "")
-        elif resource.key == "nodes":
-            obj.setdefault("spec", {})
-            obj.setdefault("status", {})
-        elif resource.key == "secrets":
-            obj.setdefault("type", "Opaque")
-        elif resource.kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
-            _default_webhooks(obj)
-    except (AttributeError, TypeError, KeyError) as error:
-        raise bad_request(f"{resource.kind} in version {resource.version!r} is malformed: {error}") from error
-
-
-def _default_pod(pod: Object) -> None:
-    spec = pod.setdefault("spec", {})
-    for field, value in (
-        ("restartPolicy", "Always"), ("terminationGracePeriodSeconds", 30), ("dnsPolicy", "ClusterFirst"),
-        ("schedulerName", "default-scheduler"), ("securityContext", {}), ("enableServiceLinks", True),
-        ("serviceAccountName", "default"), ("priority", 0),
-    ):  # fmt: skip
-        if spec.get(field) in (None, ""):
-            spec[field] = value
-    for container in [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]:
-        container.setdefault("terminationMessagePath", "/dev/termination-log")
-        container.setdefault("terminationMessagePolicy", "File")
-        image = str(container.get("image") or "")
-        latest = image.endswith(":latest") or ":" not in image.rsplit("/", 1)[-1]
-        container.setdefault("imagePullPolicy", "Always" if latest else "IfNotPresent")
-        resources = container.get("resources")
-        if resources is None:
-            resources = container["resources"] = {}
-        for side in ("limits", "requests"):
-            if isinstance(resources.get(side), dict):
-                resources[side] = {name: _canonical(amount) for name, amount in resources[side].items()}
-        for name, amount in (resources.get("limits") or {}).items():
-            if name not in (resources.get("requests") or {}):
-                requests = resources.get("requests")
-                if requests is None:
-                    requests = resources["requests"] = {}
-                requests[name] = amount
-        for port in container.get("ports") or []:
-            port.setdefault("protocol", "TCP")
-    status = pod.setdefault("status", {})
-    status.setdefault("phase", "Pending")
-    status.setdefault("qosClass", _qos(spec))
-
-
-def _canonical(amount: Any) -> Any:
-    try:
-        return canonical(amount)
-    except QuantityError:
-        return amount  # left for validation, which names the field
-
-
-def _qos(spec: Object) -> str:
-    containers = [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-    sides = [
-        (dig(container, "resources", side) or {}).get(name)
-        for container in containers
-        for side in ("requests", "limits")
-        for name in ("cpu", "memory")
-    ]
-    if not any(sides):
-        return "BestEffort"
-    equal = all(
-        (dig(container, "resources", "limits") or {}).get(name)
-        and (dig(container, "resources", "limits") or {}).get(name)
-        == (dig(container, "resources", "requests") or {}).get(name)
-        for container in containers
-        for name in ("cpu", "memory")
-    )
-    return "Guaranteed" if equal else "Burstable"
-
-
-def _default_webhooks(configuration: Object) -> None:
-    mutating = configuration["kind"] == "MutatingWebhookConfiguration"
-    for webhook in configuration.get("webhooks") or []:
-        webhook.setdefault("failurePolicy", "Fail")
-        webhook.setdefault("matchPolicy", "Equivalent")
-        webhook.setdefault("timeoutSeconds", 10)
-        webhook.setdefault("namespaceSelector", {})
-        webhook.setdefault("objectSelector", {})
-        if mutating:
-            webhook.setdefault("reinvocationPolicy", "Never")
-        for rule in webhook.get("rules") or []:
-            rule.setdefault("scope", "*")
-
-
 def validate(resource: Resource, obj: Object) -> None:
     """Raises 422 with every cause found."""
     causes: Causes = []
@@ -187,7 +91,11 @@ def validate(resource: Resource, obj: Object) -> None:
     _validate_annotations(metadata.get("annotations"), causes)
     try:
         if resource.key == "pods":
-            _validate_pod(obj, causes)
+            _validate_pod("spec", obj["spec"], causes)
+        elif resource.key in workload_rules.SELECTOR_KINDS:
+            workload_rules.validate(resource, obj, causes)
+            _validate_labels(dig(obj, "spec", "template", "metadata", "labels"), causes)
+            _validate_pod("spec.template.spec", obj["spec"]["template"]["spec"], causes)
         elif resource.kind in ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration"):
             _validate_webhooks(obj, causes)
     except (AttributeError, TypeError) as error:
@@ -199,6 +107,8 @@ def validate(resource: Resource, obj: Object) -> None:
 def _valid_name(resource: Resource, name: str) -> bool:
     if resource.key == "namespaces":
         return len(name) <= 63 and bool(_LABEL.match(name))
+    if resource.group == "rbac.authorization.k8s.io":
+        return name not in (".", "..") and not {"/", "%"} & set(name)
     return len(name) <= 253 and bool(_SUBDOMAIN.match(name))
 
 
@@ -241,16 +151,15 @@ def _validate_annotations(annotations: Any, causes: Causes) -> None:
         causes.append(("metadata.annotations", f"Too long: may not be more than {_MAX_ANNOTATIONS} bytes"))
 
 
-def _validate_pod(pod: Object, causes: Causes) -> None:
-    spec = pod["spec"]
+def _validate_pod(path: str, spec: Object, causes: Causes) -> None:
     if not spec.get("containers"):
-        causes.append(("spec.containers", "Required value"))
+        causes.append((f"{path}.containers", "Required value"))
     if spec.get("restartPolicy") not in ("Always", "OnFailure", "Never"):
-        causes.append(("spec.restartPolicy", f"Unsupported value: {spec.get('restartPolicy')!r}"))
+        causes.append((f"{path}.restartPolicy", f"Unsupported value: {spec.get('restartPolicy')!r}"))
     seen: set[str] = set()
     for field in ("initContainers", "containers"):
         for index, container in enumerate(spec.get(field) or []):
-            where = f"spec.{field}[{index}]"
+            where = f"{path}.{field}[{index}]"
             name = container.get("name")
             if not isinstance(name, str) or len(name) > 63 or not _LABEL.match(name):
                 causes.append((f"{where}.name", f"Invalid value: {name!r}"))
@@ -348,6 +257,8 @@ def prepare_update(resource: Resource, old: Object, new: Object, subresource: st
             new.pop("status", None)
     if resource.key == "pods":
         _check_pod_change(old, new)
+    if resource.key in workload_rules.SELECTOR_KINDS:
+        workload_rules.check_change(resource, old, new)
     if "generation" in ours and new.get("spec") != old.get("spec"):
         theirs["generation"] = int(ours["generation"]) + 1
 

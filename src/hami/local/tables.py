@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
 
-from hami.local.objects import Object, dig, meta, parse_time
+from hami.local.columns import AGE, NAME, Column, count, pairs, since, text
+from hami.local.objects import Object, dig, meta
 from hami.local.resources import Resource
-
-
-class Column(NamedTuple):
-    """``priority`` 0 is always shown, 1 only with ``-o wide``."""
-
-    name: str
-    type: str
-    priority: int
-    cell: Callable[[Object, float], Any]
+from hami.local.workload_tables import WORKLOAD_COLUMNS
 
 
 def table(
     resource: Resource, objects: Iterable[Object], now: float, *, include: str, metadata: Object
 ) -> Object:
     """``meta.k8s.io/v1 Table`` of ``objects``. ``include``: ``Object``, ``Metadata`` or ``None``."""
-    columns = _COLUMNS.get(resource.key, (_NAME, _AGE))
+    columns = _COLUMNS.get(resource.key, (NAME, AGE))
     return {
         "kind": "Table",
         "apiVersion": "meta.k8s.io/v1",
@@ -57,44 +49,6 @@ def partial(obj: Object) -> Object:
     return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": meta(obj)}
 
 
-def human_duration(seconds: float) -> str:
-    """kubectl's short form of an age: ``45s``, ``3m20s``, ``5h``, ``2d``."""
-    total = max(0, int(seconds))
-    if total < 120:
-        return f"{total}s"
-    minutes = total // 60
-    if minutes < 10:
-        return f"{minutes}m{total % 60}s" if total % 60 else f"{minutes}m"
-    if minutes < 180:
-        return f"{minutes}m"
-    hours = minutes // 60
-    if hours < 8:
-        return f"{hours}h{minutes % 60}m" if minutes % 60 else f"{hours}h"
-    if hours < 48:
-        return f"{hours}h"
-    days = hours // 24
-    if days < 8:
-        return f"{days}d{hours % 24}h" if hours % 24 else f"{days}d"
-    return f"{days}d"
-
-
-def _since(stamp: Any, now: float) -> str:
-    parsed = parse_time(stamp) if isinstance(stamp, str) else None
-    return "<unknown>" if parsed is None else human_duration(now - parsed)
-
-
-def _text(*path: str, default: str = "<none>") -> Callable[[Object, float], Any]:
-    return lambda obj, _now: dig(obj, *path) or default
-
-
-def _count(*path: str) -> Callable[[Object, float], Any]:
-    return lambda obj, _now: len(dig(obj, *path) or ())
-
-
-_NAME = Column("Name", "string", 0, lambda obj, _now: meta(obj).get("name", ""))
-_AGE = Column("Age", "string", 0, lambda obj, now: _since(meta(obj).get("creationTimestamp"), now))
-
-
 def _ready(pod: Object, _now: float) -> str:
     statuses = dig(pod, "status", "containerStatuses") or []
     total = len(dig(pod, "spec", "containers") or [])
@@ -106,7 +60,7 @@ def _restarts(pod: Object, now: float) -> str:
     count = sum(int(status.get("restartCount") or 0) for status in statuses)
     last = [dig(status, "lastState", "terminated", "finishedAt") for status in statuses]
     times = [stamp for stamp in last if stamp]
-    return f"{count} ({_since(max(times), now)} ago)" if count and times else str(count)
+    return f"{count} ({since(max(times), now)} ago)" if count and times else str(count)
 
 
 def pod_status(pod: Object) -> str:
@@ -180,14 +134,19 @@ def _node_address(kind: str) -> Callable[[Object, float], str]:
 
 
 def _event_object(event: Object, _now: float) -> str:
-    kind = str(dig(event, "involvedObject", "kind") or "").lower()
-    return f"{kind}/{dig(event, 'involvedObject', 'name') or ''}"
+    about = event.get("involvedObject") or event.get("regarding")
+    return f"{str(dig(about, 'kind') or '').lower()}/{dig(about, 'name') or ''}"
 
 
 def _last_seen(event: Object, now: float) -> str:
-    return _since(
-        event.get("lastTimestamp") or event.get("eventTime") or meta(event).get("creationTimestamp"), now
-    )
+    for field in ("lastTimestamp", "deprecatedLastTimestamp", "eventTime"):
+        if event.get(field):
+            return since(event[field], now)
+    return since(meta(event).get("creationTimestamp"), now)
+
+
+def _role(binding: Object, _now: float) -> str:
+    return f"{dig(binding, 'roleRef', 'kind')}/{dig(binding, 'roleRef', 'name')}"
 
 
 def _service_ports(service: Object, _now: float) -> str:
@@ -224,74 +183,92 @@ def _quota(prefix: str) -> Callable[[Object, float], str]:
 
 
 _COLUMNS: dict[str, tuple[Column, ...]] = {
+    **WORKLOAD_COLUMNS,
     "pods": (
-        _NAME,
+        NAME,
         Column("Ready", "string", 0, _ready),
         Column("Status", "string", 0, lambda pod, _now: pod_status(pod)),
         Column("Restarts", "string", 0, _restarts),
-        _AGE,
-        Column("IP", "string", 1, _text("status", "podIP")),
-        Column("Node", "string", 1, _text("spec", "nodeName")),
-        Column("Nominated Node", "string", 1, _text("status", "nominatedNodeName")),
+        AGE,
+        Column("IP", "string", 1, text("status", "podIP")),
+        Column("Node", "string", 1, text("spec", "nodeName")),
+        Column("Nominated Node", "string", 1, text("status", "nominatedNodeName")),
         Column("Readiness Gates", "string", 1, lambda _obj, _now: "<none>"),
     ),
     "nodes": (
-        _NAME,
+        NAME,
         Column("Status", "string", 0, _node_status),
         Column("Roles", "string", 0, _node_roles),
-        _AGE,
-        Column("Version", "string", 0, _text("status", "nodeInfo", "kubeletVersion", default="")),
+        AGE,
+        Column("Version", "string", 0, text("status", "nodeInfo", "kubeletVersion", default="")),
         Column("Internal-IP", "string", 1, _node_address("InternalIP")),
         Column("External-IP", "string", 1, _node_address("ExternalIP")),
-        Column("OS-Image", "string", 1, _text("status", "nodeInfo", "osImage", default="<unknown>")),
+        Column("OS-Image", "string", 1, text("status", "nodeInfo", "osImage", default="<unknown>")),
         Column(
-            "Kernel-Version", "string", 1, _text("status", "nodeInfo", "kernelVersion", default="<unknown>")
+            "Kernel-Version", "string", 1, text("status", "nodeInfo", "kernelVersion", default="<unknown>")
         ),
         Column(
             "Container-Runtime", "string", 1,
-            _text("status", "nodeInfo", "containerRuntimeVersion", default="<unknown>"),
+            text("status", "nodeInfo", "containerRuntimeVersion", default="<unknown>"),
         ),
     ),
-    "namespaces": (_NAME, Column("Status", "string", 0, _text("status", "phase", default="")), _AGE),
+    "namespaces": (NAME, Column("Status", "string", 0, text("status", "phase", default="")), AGE),
     "events": (
         Column("Last Seen", "string", 0, _last_seen),
-        Column("Type", "string", 0, _text("type", default="")),
-        Column("Reason", "string", 0, _text("reason", default="")),
+        Column("Type", "string", 0, text("type", default="")),
+        Column("Reason", "string", 0, text("reason", default="")),
         Column("Object", "string", 0, _event_object),
-        Column("Source", "string", 1, _text("source", "component", default="")),
-        Column("Message", "string", 0, _text("message", default="")),
+        Column("Source", "string", 1, text("source", "component", default="")),
+        Column("Message", "string", 0, text("message", default="")),
         Column("Count", "string", 1, lambda event, _now: str(event.get("count") or 1)),
         Column("Name", "string", 1, lambda event, _now: meta(event).get("name", "")),
     ),
-    "configmaps": (_NAME, Column("Data", "string", 0, _count("data")), _AGE),
+    "events.events.k8s.io": (
+        Column("Last Seen", "string", 0, _last_seen),
+        Column("Type", "string", 0, text("type", default="")),
+        Column("Reason", "string", 0, text("reason", default="")),
+        Column("Object", "string", 0, _event_object),
+        Column("Message", "string", 0, text("note", default="")),
+    ),
+    "serviceaccounts": (NAME, Column("Secrets", "integer", 0, count("secrets")), AGE),
+    "roles.rbac.authorization.k8s.io": (
+        NAME, Column("Created At", "string", 0, text("metadata", "creationTimestamp")),
+    ),
+    "clusterroles.rbac.authorization.k8s.io": (
+        NAME, Column("Created At", "string", 0, text("metadata", "creationTimestamp")),
+    ),
+    "rolebindings.rbac.authorization.k8s.io": (NAME, Column("Role", "string", 0, _role), AGE),
+    "clusterrolebindings.rbac.authorization.k8s.io": (NAME, Column("Role", "string", 0, _role), AGE),
+    "configmaps": (NAME, Column("Data", "string", 0, count("data")), AGE),
     "secrets": (
-        _NAME,
-        Column("Type", "string", 0, _text("type", default="Opaque")),
-        Column("Data", "string", 0, _count("data")),
-        _AGE,
+        NAME,
+        Column("Type", "string", 0, text("type", default="Opaque")),
+        Column("Data", "string", 0, count("data")),
+        AGE,
     ),
     "services": (
-        _NAME,
-        Column("Type", "string", 0, _text("spec", "type", default="ClusterIP")),
-        Column("Cluster-IP", "string", 0, _text("spec", "clusterIP")),
+        NAME,
+        Column("Type", "string", 0, text("spec", "type", default="ClusterIP")),
+        Column("Cluster-IP", "string", 0, text("spec", "clusterIP")),
         Column("External-IP", "string", 0, lambda _obj, _now: "<none>"),
         Column("Port(s)", "string", 0, _service_ports),
-        _AGE,
+        AGE,
+        Column("Selector", "string", 1, pairs("spec", "selector")),
     ),
-    "endpoints": (_NAME, Column("Endpoints", "string", 0, _endpoints), _AGE),
+    "endpoints": (NAME, Column("Endpoints", "string", 0, _endpoints), AGE),
     "resourcequotas": (
-        _NAME,
+        NAME,
         Column("Request", "string", 0, _quota("requests.")),
         Column("Limit", "string", 0, _quota("limits.")),
-        _AGE,
+        AGE,
     ),
     "leases.coordination.k8s.io": (
-        _NAME, Column("Holder", "string", 0, _text("spec", "holderIdentity", default="")), _AGE,
+        NAME, Column("Holder", "string", 0, text("spec", "holderIdentity", default="")), AGE,
     ),
     "mutatingwebhookconfigurations.admissionregistration.k8s.io": (
-        _NAME, Column("Webhooks", "integer", 0, _count("webhooks")), _AGE,
+        NAME, Column("Webhooks", "integer", 0, count("webhooks")), AGE,
     ),
     "validatingwebhookconfigurations.admissionregistration.k8s.io": (
-        _NAME, Column("Webhooks", "integer", 0, _count("webhooks")), _AGE,
+        NAME, Column("Webhooks", "integer", 0, count("webhooks")), AGE,
     ),
 }  # fmt: skip

@@ -76,7 +76,7 @@ class Watches:
         writer = _Writer(response, resource, view, self._clock)
         key = object()
         wake = asyncio.Event()
-        self._wake[key] = (resource.key, wake)
+        self._wake[key] = (resource.storage_key, wake)
         try:
             await self._run(key, wake, writer, resource, namespace, matches, revision, timeout, bookmarks)
         except (ConnectionError, asyncio.CancelledError):

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from hami.local.columns import human_duration
 from hami.local.objects import rfc3339
 from hami.local.resources import CONFIGMAPS, NODES, PODS
-from hami.local.tables import human_duration, pod_status, table
+from hami.local.tables import pod_status, table
 
 NOW = 1_800_000_000.0
 
