@@ -107,6 +107,9 @@ class Node:
     def pod(self, name: str) -> Object:
         return self.api.store.get(PODS, "default", name)
 
+    def phase_of(self, name: str) -> str:
+        return str(self.pod(name)["status"]["phase"])
+
     async def run(self, name: str, script: str, gpus: int = 0, **spec: Any) -> None:
         container: Object = {"name": "main", "image": "none", "command": ["sh", "-c", script]}
         if gpus:
@@ -139,16 +142,20 @@ class Node:
         return b"".join(chunks).decode()
 
 
-@pytest.fixture(scope="module")
-def isolation() -> Isolation:
+def strongest() -> Isolation:
     """What this machine allows; most tests run with it."""
     with tempfile.TemporaryDirectory(prefix="hami-") as directory:
         return asyncio.run(probe_isolation(Path(directory)))
 
 
+ISOLATION = strongest()
+# Root can also do what a user can.
+ISOLATIONS = [Isolation.ROOT, Isolation.USER] if ISOLATION is Isolation.ROOT else [ISOLATION]
+
+
 @pytest.fixture
-async def node(embedded_api: ApiServer, isolation: Isolation) -> AsyncIterator[Node]:
-    async for found in _node(embedded_api, isolation):
+async def node(embedded_api: ApiServer) -> AsyncIterator[Node]:
+    async for found in _node(embedded_api, ISOLATION):
         yield found
 
 
@@ -201,13 +208,29 @@ async def test_a_plugin_that_ends_leaves_no_allocatable_devices(node: Node) -> N
     await node.until(lambda: allocatable(node) == "0")
 
 
-async def test_a_container_gets_environment_and_mounts_of_the_answer(node: Node) -> None:
+@pytest.fixture(params=ISOLATIONS, ids=lambda isolation: isolation.value)
+async def isolated_node(request: pytest.FixtureRequest, embedded_api: ApiServer) -> AsyncIterator[Node]:
+    """A node for each way of isolating containers that this machine allows."""
+    async for found in _node(embedded_api, request.param):
+        yield found
+
+
+async def test_a_container_gets_environment_and_mounts_of_the_answer(isolated_node: Node) -> None:
+    node = isolated_node
     await node.plugin.start()
     await node.until(lambda: allocatable(node) == "4")
     await node.run("p", 'echo ids=$GPU_IDS; echo written > "$GPU_CACHE"', gpus=2)
     await node.phase("p", "Succeeded")
     assert await node.log("p") == "ids=gpu-0,gpu-1\n"
     assert (node.plugin.host / "cache").read_text() == "written\n"
+
+
+async def test_the_container_is_alone_in_its_namespaces(isolated_node: Node) -> None:
+    await isolated_node.run("p", "echo pid=$$$$; hostname; id -u; ls /tmp | grep -cv ^hami-")
+    await isolated_node.until(lambda: isolated_node.phase_of("p") in ("Succeeded", "Failed"))
+    pid, hostname, *rest = (await isolated_node.log("p")).splitlines()
+    alone = isolated_node.kubelet.isolation is not Isolation.NONE
+    assert ((pid, hostname, rest) == ("pid=1", "p", ["0", "0"])) is alone
 
 
 async def test_without_namespaces_mounted_paths_are_rewritten(bare_node: Node) -> None:

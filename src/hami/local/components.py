@@ -21,6 +21,8 @@ _LOG = logging.getLogger(__name__)
 _POLL_S = 0.02
 _TAIL_LINES = 8
 _RESTART_DELAY_S = 1.0
+_MAX_RESTART_DELAY_S = 30.0
+_STEADY_S = 10.0  # a run of this length ends the back-off
 
 
 class ComponentError(HamiError):
@@ -36,7 +38,8 @@ class Component:
     """One process with its log file ``<directory>/<name>.log`` (appended to over restarts).
 
     ``command`` is asked at every start, so that a port learnt before can be kept. After a crash the
-    process is started again a second later, unless ``stop`` or ``kill(stay_down=True)`` came before.
+    process is started again (after a second, doubling to 30 s), unless ``stop`` or
+    ``kill(stay_down=True)`` came before.
     """
 
     def __init__(
@@ -152,10 +155,15 @@ class Component:
         return self.log_path.open("ab")
 
     async def _watch(self) -> None:
+        delay = _RESTART_DELAY_S
         while self._process is not None:
+            began = time.monotonic()
             code = await self._process.wait()
-            _LOG.warning("component %s ended with status %s; see %s", self.name, code, self.log_path)
-            await asyncio.sleep(_RESTART_DELAY_S)
+            _LOG.info("component %s ended with status %s; see %s", self.name, code, self.log_path)
+            if time.monotonic() - began > _STEADY_S:
+                delay = _RESTART_DELAY_S
+            await asyncio.sleep(delay)
+            delay = min(delay * 2, _MAX_RESTART_DELAY_S)
             await self._spawn()
 
     async def _unwatch(self) -> None:

@@ -58,7 +58,7 @@ def _apply(document: Any, index: int, operation: Any) -> Any:
         raise bad_request(f"operation {index} of the JSON patch ({op}) lacks path or {_REQUIRED[op]}")
     path = _tokens(operation["path"], index)
     if op == "test":
-        if _read(document, path, index) != operation["value"]:
+        if not _same(_read(document, path, index), operation["value"]):
             raise _inapplicable(index, f"test of {operation['path']} failed")
         return document
     if op == "remove":
@@ -75,6 +75,17 @@ def _apply(document: Any, index: int, operation: Any) -> Any:
             raise _inapplicable(index, "cannot move a value into itself")
         document = _remove(document, source, index)
     return _put(document, path, value, index, insert=True)
+
+
+def _same(left: Any, right: Any) -> bool:
+    """JSON equality: true is not 1, as it is in Python."""
+    if isinstance(left, bool) or isinstance(right, bool):
+        return left is right
+    if isinstance(left, dict) and isinstance(right, dict):
+        return left.keys() == right.keys() and all(_same(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    return bool(left == right)
 
 
 def _inapplicable(index: int, why: str) -> ApiError:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hami.local import cdi
 from hami.local.containers import Container, ContainerPlan, ContainerStartError, Mount, start_container
 from hami.local.devices import AllocationRefusedError
 from hami.local.objects import Object, dig, name_of
@@ -268,12 +269,17 @@ class PodWorker:
         kubelet = self._kubelet
         env: dict[str, str] = {"PATH": DEFAULT_PATH, "HOSTNAME": name_of(self.pod), "HOME": "/root"}
         mounts: list[Mount] = []
+        cdi_names: list[str] = []
         for answer in kubelet.devices.answers(self.uid, str(spec["name"])):
             env.update(answer.envs)
             mounts += [Mount(m.host_path, m.container_path, m.read_only) for m in answer.mounts]
+            cdi_names += [device.name for device in answer.cdi_devices]
             for device in answer.devices:
                 mounts.append(Mount(device.host_path, device.container_path, "w" not in device.permissions))
         env = container_env(self.pod, spec, kubelet.node(), env, kubelet.lookup)
+        edits = cdi.resolve(kubelet.config.host_root, cdi_names)
+        env.update(edits.env)
+        mounts += edits.mounts
         mounts += volume_mounts(self.pod, spec, self.directory / "volumes", kubelet.lookup)
         argv = [expand(str(part), env) for part in [*(spec.get("command") or []), *(spec.get("args") or [])]]
         plan = ContainerPlan(

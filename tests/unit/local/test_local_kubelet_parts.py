@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hami.local import cdi
+from hami.local.container_log import LogWriter, read_log
 from hami.local.containers import ContainerPlan, ContainerStartError, Mount, emulate
 from hami.local.devices import AllocationRefusedError, DeviceBook, Grant
 from hami.local.pod_env import container_env, expand, volume_mounts
 from hami.local.pod_status import ContainerRecord, build_status, pod_phase
 from hami.local.pod_worker import RuntimeHook
+from hami.local.podlog import LogRequest
 
 GPU = "example.com/gpu"
 
@@ -206,3 +211,97 @@ def test_the_runtime_adds_the_driver_where_devices_are_visible(visible: str, pat
     hook = RuntimeHook(env={"FAKEGPU_STATE": "/s"}, library_path="/driver")
     plan = ContainerPlan(argv=("true",), env={"NVIDIA_VISIBLE_DEVICES": visible, "LD_LIBRARY_PATH": "/mine"})
     assert hook.apply(plan).env["LD_LIBRARY_PATH"] == path
+
+
+def write_cdi(root: Path, document: Any) -> None:
+    directory = root / "var/run/cdi"
+    directory.mkdir(parents=True)
+    (directory / "hami.io-vgpu-1.json").write_text(json.dumps(document))
+
+
+CDI_DOCUMENT: Any = {
+    "cdiVersion": "0.5.0",
+    "kind": "hami.io/vgpu",
+    "devices": [
+        {
+            "name": "v1",
+            "containerEdits": {
+                "env": ["CUDA_DEVICE_SM_LIMIT=30"],
+                "mounts": [{"hostPath": "/host/limits", "containerPath": "/overrideEnv", "options": ["ro"]}],
+            },
+        }
+    ],
+}
+
+
+def test_a_cdi_device_brings_its_environment_and_mounts(tmp_path: Path) -> None:
+    write_cdi(tmp_path, CDI_DOCUMENT)
+    edits = cdi.resolve(tmp_path, ["hami.io/vgpu=v1"])
+    assert edits.env == {"CUDA_DEVICE_SM_LIMIT": "30"}
+    assert edits.mounts == (Mount("/host/limits", "/overrideEnv", read_only=True),)
+
+
+def test_an_unknown_cdi_device_stops_the_container(tmp_path: Path) -> None:
+    with pytest.raises(ContainerStartError, match=r"unresolvable CDI devices hami\.io/vgpu=v2"):
+        cdi.resolve(tmp_path, ["hami.io/vgpu=v2"])
+
+
+def test_a_cdi_hook_is_not_dropped_silently(tmp_path: Path) -> None:
+    document = json.loads(json.dumps(CDI_DOCUMENT))
+    document["devices"][0]["containerEdits"]["hooks"] = [{"path": "/bin/true"}]
+    write_cdi(tmp_path, document)
+    with pytest.raises(ContainerStartError, match="hooks"):
+        cdi.resolve(tmp_path, ["hami.io/vgpu=v1"])
+
+
+def log_request(**options: Any) -> LogRequest:
+    asked: dict[str, Any] = {
+        "pod": {}, "container": "c", "follow": False, "previous": False, "timestamps": False,
+        "tail_lines": None, "since": None, "limit_bytes": None, **options,
+    }  # fmt: skip
+    return LogRequest(**asked)
+
+
+async def written(path: Path, *pieces: bytes) -> None:
+    writer = LogWriter(path, clock=lambda: 1_800_000_000.0)
+    stream = asyncio.StreamReader()
+    for piece in pieces:
+        stream.feed_data(piece)
+    stream.feed_eof()
+    await writer.copy(stream, "stdout")
+    writer.close()
+
+
+async def read(path: Path, **options: Any) -> bytes:
+    return b"".join([chunk async for chunk in read_log(path, log_request(**options), lambda: True)])
+
+
+async def test_lines_that_come_in_pieces_are_joined(tmp_path: Path) -> None:
+    await written(tmp_path / "log", b"one\ntw", b"o\nlast")
+    assert await read(tmp_path / "log") == b"one\ntwo\nlast\n"
+
+
+async def test_a_long_line_is_kept_whole(tmp_path: Path) -> None:
+    line = b"x" * 100_000
+    await written(tmp_path / "log", line + b"\n")
+    assert await read(tmp_path / "log") == line + b"\n"
+
+
+async def test_old_lines_are_left_out(tmp_path: Path) -> None:
+    await written(tmp_path / "log", b"one\n")
+    assert await read(tmp_path / "log", since=1_800_000_001.0) == b""
+    assert await read(tmp_path / "log", since=1_799_999_999.0, timestamps=True) == (
+        b"2027-01-15T08:00:00.000000Z one\n"
+    )
+
+
+async def test_a_full_log_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hami.local.container_log.MAX_FILE_BYTES", 100)
+    await written(tmp_path / "log", b"".join(b"line %d\n" % index for index in range(8)))
+    assert (tmp_path / "log.1").exists()
+    assert (await read(tmp_path / "log")).endswith(b"line 7\n")
+    assert (tmp_path / "log").stat().st_size < 300
+
+
+async def test_a_missing_log_is_empty(tmp_path: Path) -> None:
+    assert await read(tmp_path / "none", follow=True) == b""

@@ -91,6 +91,8 @@ def test_json_patch_examples(target: Any, operations: Any, expected: Any) -> Non
         ([{"op": "remove", "path": "/list/9"}], 422),
         ([{"op": "add", "path": "/list/01", "value": 1}], 422),
         ([{"op": "test", "path": "/a", "value": 2}], 422),
+        ([{"op": "test", "path": "/a", "value": True}], 422),
+        ([{"op": "test", "path": "/list", "value": [True]}], 422),
         ([{"op": "move", "from": "/o", "path": "/o/inner"}], 422),
         ([{"op": "remove", "path": "/a/b"}], 422),
         ([{"op": "test", "path": "/a", "value": 1}] * 10_001, 413),
