@@ -26,6 +26,12 @@ void vg_gate_forget_context(void *context) {
     vg_markers_forget(context);
 }
 
+/* While any capture is in flight in the process no event is made, recorded or asked: that could invalidate
+ * it. */
+static bool events_allowed(void) {
+    return atomic_load(&vg_gate->captures) <= 0;
+}
+
 static int launch_device(void) {
     if (vg_gate->single_device >= 0)
         return vg_gate->single_device;
@@ -53,11 +59,7 @@ static void once_a_second(void) {
         vg_thread.quiet = 0;
         vg_watch_look();
     }
-    if (changed) {
-        vg_thread.tick = tick;
-        if (atomic_exchange(&vg_gate->looked_at, tick) != tick)
-            vg_limits_refresh();
-    }
+    vg_thread.tick = tick;
     show_activity(changed ? tick : 0);
 }
 
@@ -102,6 +104,10 @@ static void true_up(int device, uint64_t took, uint64_t charged) {
     add_forgiven(device, forgiven);
 }
 
+static unsigned poll_markers(int device) {
+    return events_allowed() ? vg_markers_poll(device, true_up) : 0;
+}
+
 static void add_throttled(int device, uint64_t ns) {
     atomic_fetch_add(&vg_process.space.extension->devices[device].throttled, ns);
     atomic_fetch_add(&vg_process.space.own_extension->throttled, ns);
@@ -121,7 +127,7 @@ static void take(int device, uint64_t cost) {
             atomic_fetch_or(&vg_process.space.own_extension->flags, VG_SLOT_FLAG_CORE_LIMITED);
         slept = true;
         vg_pause_ns(wait < long_nap_ns ? wait : long_nap_ns);
-        vg_markers_poll(device, true_up);
+        poll_markers(device);
     }
     if (slept) {
         atomic_fetch_and(&vg_process.space.own_extension->flags, ~(uint32_t)VG_SLOT_FLAG_CORE_LIMITED);
@@ -137,19 +143,19 @@ static void take(int device, uint64_t cost) {
 static struct vg_marker *wait_for_marker(struct vg_cost *cost, int device, uint64_t charged,
                                          uint32_t launches) {
     static _Atomic bool in_vain;
-    if (vg_markers_poll(device, true_up) > 0)
+    if (poll_markers(device) > 0)
         atomic_store(&in_vain, false);
     bool limited_unknown = atomic_load(&cost->ns) == VG_COST_UNKNOWN && atomic_load(&cost->measuring) >= 2;
     uint64_t deadline = vg_now() + marker_wait_ns;
-    while ((vg_markers_busy(device) || limited_unknown) && !atomic_load(&in_vain)) {
+    while (events_allowed() && (vg_markers_busy(device) || limited_unknown) && !atomic_load(&in_vain)) {
         vg_pause_ns(nap_ns);
-        if (vg_markers_poll(device, true_up) > 0)
+        if (poll_markers(device) > 0)
             atomic_store(&in_vain, false);
         else if (vg_now() >= deadline)
             atomic_store(&in_vain, true);
         limited_unknown = atomic_load(&cost->ns) == VG_COST_UNKNOWN && atomic_load(&cost->measuring) >= 2;
     }
-    return vg_marker_take(cost, device, charged, launches);
+    return events_allowed() ? vg_marker_take(cost, device, charged, launches) : NULL;
 }
 
 static uint64_t start_value(uint64_t work, int device) {
@@ -168,7 +174,7 @@ static void pay(struct vg_launch *launch, uintptr_t function, uint64_t work, int
     struct vg_cost *cost = vg_cost_get(function, work, device);
     bool known = cost != NULL && atomic_load(&cost->ns) != VG_COST_UNKNOWN;
     int32_t countdown = cost != NULL ? atomic_fetch_sub(&cost->countdown, 1) : 0;
-    vg_markers_poll(device, true_up);
+    poll_markers(device);
     uint64_t charge = known ? atomic_load(&cost->ns) : start_value(work, device);
     if (cost != NULL && countdown <= 1) {
         launch->marker = wait_for_marker(cost, device, charge, vg_cost_pending(cost, countdown));
@@ -209,40 +215,46 @@ void vg_gate_leave(struct vg_launch *launch, int result) {
         vg_marker_stop(launch->marker, launch->stream, result == VG_CUDA_SUCCESS);
 }
 
-/* While captures are in flight every launch takes the slow path, which asks about its own stream. */
-static void count_capture(int result, int change) {
-    if (vg_ready() != VG_MODE_COUNT || (change > 0 && result != VG_CUDA_SUCCESS))
+/* While captures are in flight every launch takes the slow path, which asks about its own stream. Counted
+ * before the driver begins, so that no event call of another thread falls in between. */
+static void count_capture(int change) {
+    if (vg_ready() != VG_MODE_COUNT)
         return;
-    int before = atomic_fetch_add(&vg_gate->captures, change);
-    if (before + change > 0)
+    int after = atomic_fetch_add(&vg_gate->captures, change) + change;
+    if (after < 0) { /* the end of a capture that was not begun */
+        atomic_fetch_add(&vg_gate->captures, 1);
+        after = 0;
+    }
+    if (after > 0)
         atomic_fetch_or(&vg_gate->word, VG_GATE_CAPTURE);
     else
         atomic_fetch_and(&vg_gate->word, ~(uint32_t)VG_GATE_CAPTURE);
-    if (before + change < 0)
-        atomic_fetch_add(&vg_gate->captures, 1);
+}
+
+static int begun(int result) {
+    if (result != VG_CUDA_SUCCESS)
+        count_capture(-1);
+    return result;
 }
 
 int vg_capture_begin_v1(vg_fn_capture_begin_v1 driver, void *stream) {
-    int result = driver(stream);
-    count_capture(result, 1);
-    return result;
+    count_capture(1);
+    return begun(driver(stream));
 }
 
 int vg_capture_begin(vg_fn_capture_begin driver, void *stream, int mode) {
-    int result = driver(stream, mode);
-    count_capture(result, 1);
-    return result;
+    count_capture(1);
+    return begun(driver(stream, mode));
 }
 
 int vg_capture_to_graph(vg_fn_capture_to_graph driver, void *stream, void *graph, const void *dependencies,
                         const void *data, size_t count, int mode) {
-    int result = driver(stream, graph, dependencies, data, count, mode);
-    count_capture(result, 1);
-    return result;
+    count_capture(1);
+    return begun(driver(stream, graph, dependencies, data, count, mode));
 }
 
 int vg_capture_end(vg_fn_capture_end driver, void *stream, void **graph) {
     int result = driver(stream, graph);
-    count_capture(result, -1);
+    count_capture(-1);
     return result;
 }

@@ -15,7 +15,8 @@ static const uint64_t granule = (uint64_t)2 << 20;
 
 struct pool {
     void *handle;
-    int device; /* region index */
+    int device;     /* region index */
+    unsigned users; /* calls of our own that name it: it is not destroyed meanwhile */
     uint64_t charged;
 };
 
@@ -79,10 +80,31 @@ static void move_charge(void *handle, uint64_t reserved, uint64_t held) {
         vg_unreserve(space, device, before + held - target);
 }
 
+/* False: the pool is not known, or it is being destroyed. */
+static bool use(void *handle) {
+    lock();
+    struct pool *pool = find(handle);
+    if (pool != NULL)
+        pool->users++;
+    unlock();
+    return pool != NULL;
+}
+
+static void leave(void *handle) {
+    lock();
+    struct pool *pool = find(handle);
+    if (pool != NULL)
+        pool->users--;
+    unlock();
+}
+
 static void settle(void *handle) {
     uint64_t reserved = 0;
+    if (!use(handle))
+        return;
     if (pool_bytes(handle, VG_POOL_RESERVED, &reserved))
         move_charge(handle, reserved, 0);
+    leave(handle);
 }
 
 void vg_pools_settle(void) {
@@ -211,16 +233,40 @@ int vg_pool_create(vg_fn_pool_create driver, void **pool, const struct vg_pool_p
     return result;
 }
 
+/* Takes the pool out of the table once nobody of us uses it. False: it is not known. */
+static bool forget(void *handle, struct pool *out) {
+    for (;;) {
+        lock();
+        struct pool *pool = find(handle);
+        bool busy = pool != NULL && pool->users != 0;
+        if (pool != NULL && !busy) {
+            *out = *pool;
+            *pool = pools[--pool_count];
+        }
+        unlock();
+        if (!busy)
+            return pool != NULL;
+        sched_yield();
+    }
+}
+
 int vg_pool_destroy(vg_fn_pool_destroy driver, void *pool) {
+    struct pool gone;
+    bool known = vg_ready() == VG_MODE_COUNT && forget(pool, &gone);
     int result = driver(pool);
-    if (result != VG_CUDA_SUCCESS || vg_ready() != VG_MODE_COUNT)
+    if (!known)
         return result;
-    move_charge(pool, 0, 0);
-    lock();
-    struct pool *known = find(pool);
-    if (known != NULL)
-        *known = pools[--pool_count];
-    unlock();
+    if (result == VG_CUDA_SUCCESS) {
+        vg_discharge(gone.device, gone.charged);
+    } else {
+        lock();
+        struct pool *again = find(pool);
+        if (again != NULL)
+            again->charged += gone.charged;
+        else if (pool_count < MAX_POOLS)
+            pools[pool_count++] = gone;
+        unlock();
+    }
     return result;
 }
 

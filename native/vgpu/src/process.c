@@ -240,6 +240,10 @@ static void move_region_limits(void) {
 }
 
 void vg_limits_refresh(void) {
+    uint64_t tick = atomic_load(vg_gate->tick);
+    if (atomic_exchange(&vg_gate->looked_at, tick) == tick)
+        return;
+    int saved = errno;
     pthread_mutex_lock(&mutex);
     if (vg_config_refresh(&vg_process.config)) {
         move_region_limits();
@@ -248,6 +252,7 @@ void vg_limits_refresh(void) {
     }
     refresh_gate();
     pthread_mutex_unlock(&mutex);
+    errno = saved;
 }
 
 /* Readers drop the slot; what admission counts stays until the kernel frees the lock. */

@@ -43,12 +43,20 @@ extern struct vg_process vg_process;
 
 enum vg_mode { VG_MODE_FORWARD, VG_MODE_COUNT, VG_MODE_DENY };
 
+/* Once a second (the shared tick has moved): looks at the limits file and at what the region says now. */
+void vg_limits_refresh(void);
+
 /* Initialises this process if the driver is initialised. A hook does what the answer says. */
 enum vg_mode vg_ready_slow(void);
 
 static inline enum vg_mode vg_ready(void) {
-    return atomic_load_explicit(&vg_gate->word, memory_order_acquire) & VG_GATE_READY ? VG_MODE_COUNT
-                                                                                      : vg_ready_slow();
+    struct vg_gate *gate = atomic_load_explicit(&vg_gate, memory_order_relaxed);
+    if ((atomic_load_explicit(&gate->word, memory_order_acquire) & VG_GATE_READY) == 0)
+        return vg_ready_slow();
+    if (atomic_load_explicit(gate->tick, memory_order_relaxed) !=
+        atomic_load_explicit(&gate->looked_at, memory_order_relaxed))
+        vg_limits_refresh();
+    return VG_MODE_COUNT;
 }
 
 /* Opens the region without a slot, for programs that only ask NVML. False: there is none. */
@@ -57,8 +65,5 @@ bool vg_region_attached(void);
 /* Limits in force: the smaller of limits file and region. 0 = none. Cores in percent, 1..99. */
 uint64_t vg_memory_limit(int device);
 unsigned vg_core_limit(int device);
-
-/* Once a second: looks at the limits file and at what the region says now. */
-void vg_limits_refresh(void);
 
 #endif

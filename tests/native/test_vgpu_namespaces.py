@@ -1,0 +1,90 @@
+"""Host PIDs from inside PID namespaces, with drivers of both conventions."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from vgpu_harness import MIB, Node, Shell
+
+from hami.protocol import region_layout as layout
+
+NAMESPACE = ("unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+NVML = """
+import json, pynvml
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+print(json.dumps([p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(card)]))
+"""
+
+
+@pytest.fixture
+def served(node: Node) -> Iterator[Node]:
+    """The node with the driver's host side, which knows every client's host PID; contexts take 300 MiB."""
+    node.settings["FAKEGPU_CONTEXT_MIB"] = "300"
+    process = subprocess.Popen(
+        [str(node.build.driver / "fakegpud"), "serve"],
+        env={**node.environment(), "LD_PRELOAD": "", **node.settings},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 20
+    while not any(path.is_socket() for path in node.state.iterdir()) and time.monotonic() < deadline:
+        assert process.poll() is None
+        time.sleep(0.02)
+    yield node
+    process.terminate()
+    process.wait()
+
+
+def host_pid(shell: Shell) -> int:
+    """The PID, in our namespace, of the program inside the shell's namespace."""
+    parent = shell.process.pid
+    (child,) = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return int(child)
+
+
+def slot(node: Node, container: str) -> tuple[int, int]:
+    """PID and host PID in the first slot of a container's region."""
+    data, base = node.region(container).read_bytes(), layout.V1.procs.base(0)
+    return layout.V1Slot.pid.read(data, base), layout.V1Slot.hostpid.read(data, base)
+
+
+def test_the_host_pid_is_found_by_the_driver_s_list(served: Node) -> None:
+    """11, method 3: the one PID that is new on the card is ours; cuInit alone looks for nothing."""
+    served.shell("neighbour", prefix=NAMESPACE).start()
+    shell = served.shell("a", prefix=NAMESPACE)
+    shell.must("init")
+    assert slot(served, "a") == (1, 0)
+    shell.must("retain 0")
+    assert slot(served, "a") == (1, host_pid(shell))
+
+
+def test_a_context_is_measured_inside_a_namespace(served: Node) -> None:
+    """7.5."""
+    shell = served.shell("a", prefix=NAMESPACE, CUDA_DEVICE_MEMORY_LIMIT_0="1g").start()
+    shell.must(f"alloc {100 * MIB}")
+    assert shell.ask("info")[1:] == ((1024 - 400) * MIB, 1024 * MIB)
+
+
+def test_a_driver_that_names_pids_of_the_namespace_is_recognised(node: Node) -> None:
+    """A94: then the kernel's number stays unknown, and no namespace PID is taken for it."""
+    node.settings["FAKEGPU_PID_CONVENTION"] = "namespace"
+    shell = node.shell("a", prefix=NAMESPACE).start()
+    assert slot(node, "a") == (1, 0)
+    data = node.region("a").read_bytes()
+    flags = layout.Extension.flags.read(data, layout.EXTENSION_OFFSET)
+    assert flags == layout.FLAG_NVML_SETTLED | layout.FLAG_NVML_OWN_NAMESPACE
+    shell.must(f"alloc {MIB}")
+
+
+def test_the_process_list_names_the_container_s_pids(served: Node) -> None:
+    """A45: neither the neighbour nor a host PID is shown."""
+    served.shell("neighbour", prefix=NAMESPACE).start()
+    served.shell("a", prefix=NAMESPACE).start()
+    assert json.loads(served.python(NVML, "a")) == [1]
