@@ -24,26 +24,22 @@ Texts = NDArray[np.object_]
 def vector_reasons(
     table: NodeTable, profile: VendorProfile, wanted: ContainerRequest, request: PodRequest, checks: Checks
 ) -> tuple[Texts, BoolArray]:
-    """Reasons of every node for a pod with this one request, and the rows for which only the exact fit knows.
+    """Why nodes refuse the pod's first device request, and the rows for which that text is the exact reason.
 
-    Per card the first failing check counts, as in the exact fit. The texts of nodes that fit mean nothing.
+    Of each card the first failing check counts, as in the exact fit. The other rows serve this request, or
+    only the exact fit knows; their texts mean nothing.
     """
     texts: Texts = np.full(len(table.by_row), NODE_INSUFFICIENT, object)
-    unknown = np.zeros(len(table.by_row), np.bool_)
+    known = np.ones(len(table.by_row), np.bool_)
     for bank in table.columns[profile.common_word].banks():
-        found, inexact = _bank_reasons(profile, wanted, request, bank, checks)
-        texts[bank.node_rows] = found
-        unknown[bank.node_rows] = inexact
-    return texts, unknown
+        texts[bank.node_rows], known[bank.node_rows] = _bank_reasons(profile, wanted, request, bank, checks)
+    return texts, known
 
 
 def _bank_reasons(
     profile: VendorProfile, wanted: ContainerRequest, request: PodRequest, bank: Bank, checks: Checks
 ) -> tuple[Texts, BoolArray]:
     needs = profile.vector_needs(profile, wanted, request.info, policy_words(request.card_policy), bank)
-    inexact = np.zeros(bank.rows, np.bool_)
-    if needs.inexact is not None:
-        inexact = bank.per_node(needs.inexact & bank.real) > 0
     few = bank.card_counts < needs.cards
     if needs.capacity is not None:
         few = served(bank, needs, bank.real) < needs.cards
@@ -60,7 +56,10 @@ def _bank_reasons(
     columns.append(bank.per_node(alive).astype(np.int64))
     firsts, kinds = _kinds(columns)
     distinct = [_text(checks, [int(column[row]) for column in columns]) for row in firsts]
-    return np.array(distinct, object)[kinds], inexact
+    known = few | full | (served(bank, needs, alive) < needs.cards)
+    if needs.inexact is not None:
+        known &= bank.per_node(needs.inexact & bank.real) == 0
+    return np.array(distinct, object)[kinds], known
 
 
 def _kinds(columns: list[IntArray]) -> tuple[IntArray, IntArray]:

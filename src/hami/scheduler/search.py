@@ -110,8 +110,10 @@ class Search:
         self._quota_stamp: Hashable = tuple(sorted(self._quotas.items(), key=lambda item: item[0]))
         candidates = self._mask.rows(world.table)
         self._candidates = candidates
-        self._simple, checks = self._simple_request()
-        self._checks = checks
+        self._first = self._first_request()
+        only = sum(len(slot) for slot in request.slots) == 1
+        self._simple = self._first if only else None  # for it the mask is as good as the exact fit
+        checks = {self._simple[0].type: self._simple[1]} if self._simple is not None else {}
         self._masked: BoolArray = may_fit(world.table, world.profiles, request, checks) & candidates
         self._fitted = {row: it for row, it in self._fitted.items() if self._holds(row, it[0])}
         self._failed = {row: it for row, it in self._failed.items() if self._holds(row, it[0])}
@@ -132,24 +134,23 @@ class Search:
         node = self._world.table.by_row[row]
         return (-1 if node is None else node.version, self._quota_stamp)
 
-    def _simple_request(self) -> tuple[ContainerRequest | None, dict[str, Checks]]:
-        """The only device request of the pod, if for it the mask with these checks is as good as the exact
-        fit."""
-        slots = [slot for slot in self._request.slots if slot]
-        if len(slots) != 1 or len(slots[0]) != 1 or self._request.invalid:
-            return None, {}
-        (word, wanted), *_ = slots[0].items()
+    def _first_request(self) -> tuple[ContainerRequest, Checks] | None:
+        """The pod's first device request, with checks that judge it exactly on the nodes as they are; else
+        None."""
+        if self._request.invalid:
+            return None
+        (word, wanted), *_ = next(slot for slot in self._request.slots if slot).items()
         profile = self._world.profiles[word]
-        words = policy_words(self._request.card_policy)
         checks = quota_checks(profile, wanted, self._quotas.get(word, UNLIMITED))
+        words = policy_words(self._request.card_policy)
         if checks is None or not profile.vector_exact(profile, wanted, self._request.info, words):
-            return None, {}
-        return wanted, {word: checks}
+            return None
+        return wanted, checks
 
     def _any_inexact(self) -> bool:
         """Whether a candidate has cards (MIG) that the mask does not judge exactly."""
         assert self._simple is not None
-        word = self._simple.type
+        word = self._simple[0].type
         repeatable = self._world.profiles[word].hooks.repeatable
         if repeatable is None:
             return False
@@ -269,11 +270,11 @@ class Search:
             self._texts = np.full(len(open_rows), self._request.invalid, object)
             return
         self._texts = np.full(len(open_rows), "", object)
-        if self._simple is not None:
-            word = self._simple.type
-            profile, checks = self._world.profiles[word], self._checks[word]
-            self._texts, unknown = vector_reasons(table, profile, self._simple, self._request, checks)
-            open_rows &= unknown
+        if self._first is not None:
+            wanted, checks = self._first
+            profile = self._world.profiles[wanted.type]
+            self._texts, known = vector_reasons(table, profile, wanted, self._request, checks)
+            open_rows &= ~known
         self._unexplained = np.flatnonzero(open_rows).tolist()
 
     def _no_fit(self) -> NoFit:

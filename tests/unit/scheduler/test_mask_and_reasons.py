@@ -88,7 +88,7 @@ def clusters(draw: st.DrawFn) -> NodeTable:
 
 
 @st.composite
-def pods(draw: st.DrawFn, most: int = 3) -> dict[str, Any]:
+def pods(draw: st.DrawFn) -> dict[str, Any]:
     def container(name: str) -> dict[str, Any]:
         limits = {"nvidia.com/gpu": str(draw(st.integers(1, 3)))}
         size = draw(st.sampled_from([None, ("gpumem", 3000), ("gpumem", 0), ("gpumem-percentage", 30)]))
@@ -110,8 +110,8 @@ def pods(draw: st.DrawFn, most: int = 3) -> dict[str, Any]:
     }
     chosen = draw(st.lists(st.sampled_from(sorted(choices)), max_size=2, unique=True))
     annotations = {key: draw(st.sampled_from(choices[key])) for key in chosen}
-    inits = [container("i")] if most > 1 and draw(st.booleans()) else []
-    apps = [container(f"a{at}") for at in range(draw(st.integers(1, most)))]
+    inits = [container("i")] if draw(st.booleans()) else []
+    apps = [container(f"a{at}") for at in range(draw(st.integers(1, 3)))]
     metadata = {"name": "p", "namespace": "s", "uid": "u-new", "annotations": annotations}
     return {"metadata": metadata, "spec": {"initContainers": inits, "containers": apps}}
 
@@ -136,27 +136,28 @@ ROOM = st.sampled_from([None, None, -1, 0, 2999, 3000, 6000, 9000, 10**6])
 
 
 @SETTINGS
-@given(table=clusters(), pod=pods(most=1), mem=ROOM, cores=st.sampled_from([None, None, -1, 0, 40, 100, 200]))
+@given(table=clusters(), pod=pods(), mem=ROOM, cores=st.sampled_from([None, None, -1, 0, 40, 100, 200]))
 def test_vector_reasons_are_the_exact_ones_where_they_claim_it(
     table: NodeTable, pod: dict[str, Any], mem: int | None, cores: int | None
 ) -> None:
     request = parse_pod(pod, PROFILES, "binpack", "spread")
     assert request is not None
     profile, wanted = PROFILES["NVIDIA"], request.slots[0]["NVIDIA"]
+    alone = len(request.slots) == 1
     left = QuotaView(mem, cores)
     checks = quota_checks(profile, wanted, left)
     words = policy_words(request.card_policy)
     if checks is None or not profile.vector_exact(profile, wanted, request.info, words):
         return
     mask = may_fit(table, PROFILES, request, {"NVIDIA": checks})
-    texts, unknown = vector_reasons(table, profile, wanted, request, checks)
+    texts, known = vector_reasons(table, profile, wanted, request, checks)
     for node in table.registered():
-        if unknown[node.row]:
-            continue
         exact = fit_node(node, request, {"NVIDIA": left})
-        assert bool(mask[node.row]) == (exact.allocations is not None)
-        if exact.allocations is None:
+        if known[node.row]:
             assert texts[node.row] == exact.reason
+        if alone and not any(card.info.mode == "mig" for card in node.vendors["NVIDIA"].cards):
+            assert known[node.row] != mask[node.row]
+            assert bool(mask[node.row]) == (exact.allocations is not None)
 
 
 def test_quota_goes_by_vectors_unless_it_depends_on_the_cards_taken_before() -> None:
