@@ -132,7 +132,8 @@ async def test_a_rejected_pod_that_fits_now_is_touched_once(world: Any) -> None:
     await world.until(lambda: pending.touches > 0)
     await pending.touch_fitting()
     assert pending.touches == 1
-    assert "hami.io/requeue" in (await world.pod("second"))["metadata"]["annotations"]
+    while "hami.io/requeue" not in (await world.pod("second"))["metadata"].get("annotations", {}):
+        await asyncio.sleep(0.01)
     assert "hami.io/requeue" not in (await world.pod("never"))["metadata"].get("annotations", {})
     assert (await world.filter(second, "n1"))["NodeNames"] == ["n1"]
     assert len(pending) == 1
