@@ -60,6 +60,16 @@ def _switch(
 @_switch("--mofed-enabled", envvar="MOFED_ENABLED", text="Set NVIDIA_MOFED in containers.")
 @click.option("--kubelet-socket", envvar="KUBELET_SOCKET", default=None, help="Empty: never register.")
 @click.option("--device-discovery-strategy", envvar="DEVICE_DISCOVERY_STRATEGY", default="auto")
+@click.option("--cdi-annotation-prefix", envvar="CDI_ANNOTATION_PREFIX", default="cdi.k8s.io/", hidden=True)
+@click.option(
+    "--nvidia-cdi-hook-path",
+    "--nvidia-ctk-path",
+    envvar=["NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"],
+    default="/usr/bin/nvidia-ctk",
+    hidden=True,
+)
+@click.option("--imex-channel-ids", envvar="IMEX_CHANNEL_IDS", default="", hidden=True)
+@_switch("--imex-required", envvar="IMEX_REQUIRED", text="Not available in this version.")
 @click.option("--node-name", envvar="NodeName", default=None, help="Overrides $NODE_NAME.")
 @click.option("--device-split-count", envvar="DEVICE_SPLIT_COUNT", type=int, default=None)
 @click.option("--device-memory-scaling", envvar="DEVICE_MEMORY_SCALING", type=float, default=None)
@@ -163,7 +173,9 @@ def _process_config(flags: dict[str, Any]) -> Any:
 
 
 def _check_unsupported(flags: dict[str, Any]) -> None:
+    """Refuse what would otherwise be a setting without an effect."""
     from hami.node.errors import SettingsError
+    from hami.protocol import keys
 
     strategies = _strategies(flags)
     unknown = [name for name in strategies if name not in _STRATEGIES]
@@ -177,6 +189,14 @@ def _check_unsupported(flags: dict[str, Any]) -> None:
         raise SettingsError("--mig-strategy must be none; static MIG is not available in this version")
     if flags["device_discovery_strategy"] not in ("auto", "nvml"):
         raise SettingsError("--device-discovery-strategy must be auto or nvml")
+    if flags["imex_channel_ids"] not in ("", "[]") or flags["imex_required"]:
+        raise SettingsError("IMEX channels are not available in this version")
+    if os.environ.get(keys.ENV_HEALTH_RECOVERY, "off") not in ("", "off"):
+        raise SettingsError(
+            f"{keys.ENV_HEALTH_RECOVERY} must be off; recovery is not available in this version"
+        )
+    if os.environ.get(keys.ENV_TOPOLOGY_SCORE) == "true":
+        raise SettingsError(f"{keys.ENV_TOPOLOGY_SCORE}=true: pair scores are not available in this version")
     if flags["allocation_mode"] not in ("auto", "lock"):
         raise SettingsError("--allocation-mode must be auto or lock; exact is not available in this version")
 

@@ -19,6 +19,7 @@ from hami.node.errors import SettingsError
 
 MODES: Final = ("hami-core", "mig", "mps")
 MAX_CONFIG_BYTES: Final = 4 << 20
+_FOREIGN: Final = frozenset({"flags", "resources", "sharing", "imex"})
 _SPLIT_RANGE: Final = (1, 1000)
 _SCALING_MAX: Final = 100.0
 
@@ -129,6 +130,11 @@ def parse_device_config(text: bytes) -> NvidiaConfig:
     if not config.resource_count_name.rpartition("/")[2]:
         raise SettingsError("device config: resourceCountName must not be empty")
     return config
+
+
+def foreign_sections(text: bytes) -> tuple[str, ...]:
+    """Sections for NVIDIA's own plugin in device-config.yaml that have no effect here, sorted."""
+    return tuple(sorted(_FOREIGN & _yaml_mapping(text).keys()))
 
 
 def parse_node_overrides(text: bytes, node_name: str) -> tuple[NodeOverride, ...]:

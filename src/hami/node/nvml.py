@@ -21,6 +21,7 @@ from hami.node.errors import NvmlError, NvmlUnsupportedError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+D = TypeVar("D")
 
 LIBRARY_FOLDERS: Final = (
     "usr/lib64",
@@ -71,6 +72,17 @@ class GpuUtilization:
 
 
 @dataclass(frozen=True, slots=True)
+class GpuSensors:
+    """State of the hardware, None where a card does not tell: degrees Celsius, watts, errors since the driver
+    was loaded.
+    """
+
+    temperature: int | None
+    power_watts: float | None
+    ecc_uncorrected: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class XidEvent:
     """One XID of a card; ``uuid`` is empty where NVML did not say which card it was."""
 
@@ -91,6 +103,10 @@ class Nvml(Protocol):
 
     def utilization(self, gpu: GpuIdentity) -> GpuUtilization:
         """Utilisation of a card."""
+        ...
+
+    def sensors(self, gpu: GpuIdentity) -> GpuSensors:
+        """Temperature, power and memory errors of a card."""
         ...
 
     def close(self) -> None:
@@ -145,6 +161,26 @@ class NvmlSession:
             return GpuUtilization(int(rates.gpu), int(rates.memory))
 
         return self._call(f"read the utilisation of GPU {gpu.index}", query)
+
+    def sensors(self, gpu: GpuIdentity) -> GpuSensors:
+        def query() -> GpuSensors:
+            handle = self._handle(gpu)
+            return GpuSensors(
+                _optional(
+                    lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)), None
+                ),
+                _optional(lambda: pynvml.nvmlDeviceGetPowerUsage(handle) / 1000, None),
+                _optional(
+                    lambda: int(
+                        pynvml.nvmlDeviceGetTotalEccErrors(
+                            handle, pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+                        )
+                    ),
+                    None,
+                ),
+            )
+
+        return self._call(f"read the sensors of GPU {gpu.index}", query)
 
     def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
         """A source of XID events of ``gpus``, and the UUIDs of those that cannot be watched at all.
@@ -280,7 +316,7 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
 
 
-def _optional(query: Callable[[], T], default: T) -> T:
+def _optional(query: Callable[[], T], default: D) -> T | D:
     try:
         return query()
     except pynvml.NVMLError:

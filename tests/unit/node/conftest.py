@@ -14,7 +14,7 @@ import pytest
 
 from hami.kube.errors import Conflict, KubeError, NotFound
 from hami.node.errors import NvmlError
-from hami.node.nvml import EventSource, GpuIdentity, GpuMemory, GpuUtilization, XidEvent
+from hami.node.nvml import EventSource, GpuIdentity, GpuMemory, GpuSensors, GpuUtilization, XidEvent
 from hami.node.paths import HostPaths
 from hami.protocol.views import Node, Pod, decode
 
@@ -147,6 +147,9 @@ class FakeNvml:
         if isinstance(found, NvmlError):
             raise found
         return found
+
+    def sensors(self, gpu: GpuIdentity) -> GpuSensors:
+        return GpuSensors(40 + gpu.index, 61.5, None)
 
     def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
         return FakeEvents(self), self.unwatched

@@ -225,6 +225,9 @@ async def test_host_series_have_hamis_labels(bench: Bench) -> None:
     assert value(samples, "hami_host_gpu_memory_used_bytes", **labels) == 10 * GIB
     assert value(samples, "hami_host_gpu_utilization_ratio", **labels) == 50
     assert value(samples, "hami_host_gpu_memory_controller_utilization_ratio", **labels) == 10
+    assert value(samples, "hami_host_gpu_temperature_celsius", **labels) == 41
+    assert value(samples, "hami_host_gpu_power_watts", **labels) == 61.5
+    assert value(samples, "hami_host_gpu_ecc_uncorrected_errors_total") is None
     assert value(samples, "hami_monitor_nvml_up") == 1
 
 

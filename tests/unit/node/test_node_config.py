@@ -14,6 +14,7 @@ from hami.node.config import (
     NvidiaConfig,
     Overrides,
     build_settings,
+    foreign_sections,
     parse_device_config,
     parse_node_overrides,
 )
@@ -37,6 +38,12 @@ def test_d17_values_left_out_have_defaults() -> None:
     assert (settings.split_count, settings.memory_scaling, settings.core_scaling) == (10, 1.0, 1.0)
     assert settings.log_level == ""
     assert settings.mode == "hami-core"
+
+
+def test_sections_of_nvidias_plugin_are_named() -> None:
+    text = b"version: v1\nsharing: {}\nflags: {}\nother: {}\nnvidia: {}\n"
+    assert foreign_sections(text) == ("flags", "sharing")
+    assert parse_device_config(text) == NvidiaConfig()
 
 
 def test_d6_the_socket_follows_the_resource_name() -> None:

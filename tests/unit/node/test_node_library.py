@@ -146,6 +146,8 @@ def test_device_list_strategies_are_a_comma_list_or_repeated(environment: pytest
         ["--mig-strategy=mixed"],
         ["--device-discovery-strategy=tegra"],
         ["--allocation-mode=exact"],
+        ["--imex-channel-ids=0"],
+        ["--imex-required"],
         ["--host-root=relative"],
     ],
     ids=lambda arguments: str(arguments[0]),
@@ -172,9 +174,21 @@ def test_a_real_kubelet_socket_is_refused_with_a_host_root(
         configure(f"--host-root={tmp_path}", socket)
 
 
-def test_the_broker_gate_is_refused(environment: pytest.MonkeyPatch) -> None:
-    environment.setenv("LIBVGPU_HOSTPID_BROKER", "1")
-    with pytest.raises(SettingsError, match="broker"):
+@pytest.mark.parametrize(
+    ("name", "refused", "fine"),
+    [
+        ("LIBVGPU_HOSTPID_BROKER", "1", "0"),
+        ("HAMI_HEALTH_RECOVERY", "reset", "off"),
+        ("ENABLE_TOPOLOGY_SCORE", "true", "false"),
+    ],
+)
+def test_a_switch_that_would_do_nothing_is_refused(
+    environment: pytest.MonkeyPatch, name: str, refused: str, fine: str
+) -> None:
+    environment.setenv(name, fine)
+    configure()
+    environment.setenv(name, refused)
+    with pytest.raises(SettingsError):
         configure()
 
 

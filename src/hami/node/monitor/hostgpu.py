@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hami.node.errors import NvmlError, NvmlUnsupportedError
-from hami.node.nvml import GpuIdentity, GpuMemory, GpuUtilization, Nvml
+from hami.node.nvml import GpuIdentity, GpuMemory, GpuSensors, GpuUtilization, Nvml
 
 RETRY_S: Final = 30.0
 
@@ -24,6 +24,7 @@ class HostGpu:
     identity: GpuIdentity
     memory: GpuMemory | None
     utilization: GpuUtilization | None
+    sensors: GpuSensors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +88,9 @@ class HostReader:
             utilization = self._nvml.utilization(identity)
         except NvmlError as error:
             log.debug("nvml.no_utilization", extra={"gpu": identity.uuid, "cause": str(error)})
-        return HostGpu(identity, memory, utilization)
+        sensors: GpuSensors | None = None
+        try:
+            sensors = self._nvml.sensors(identity)
+        except NvmlError as error:
+            log.debug("nvml.no_sensors", extra={"gpu": identity.uuid, "cause": str(error)})
+        return HostGpu(identity, memory, utilization, sensors)

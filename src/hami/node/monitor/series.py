@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 
 from hami.node.monitor.hostgpu import HostGpu, HostState
 from hami.node.monitor.region import DeviceUse, Region
+from hami.node.nvml import GpuSensors
 from hami.protocol.allocation import ContainerDevice, Slot
 
 ZONE: Final = {"zone": "vGPU"}
@@ -21,6 +22,9 @@ HELP: Final[Mapping[str, str]] = {
     "hami_host_gpu_memory_total_bytes": "Memory of a card, bytes",
     "hami_host_gpu_utilization_ratio": "Utilisation of a card, percent 0-100",
     "hami_host_gpu_memory_controller_utilization_ratio": "Memory controller utilisation, percent 0-100",
+    "hami_host_gpu_temperature_celsius": "Temperature of a card, degrees Celsius",
+    "hami_host_gpu_power_watts": "Power draw of a card, watts",
+    "hami_host_gpu_ecc_uncorrected_errors": "Uncorrected memory errors of a card since the driver started",
     "hami_vgpu_memory_used_bytes": "Device memory used by a container, bytes",
     "hami_vgpu_memory_limit_bytes": "Device memory limit of a container, bytes, 0 = unlimited",
     "hami_container_device_memory_bytes": "Device memory used by a container, bytes",
@@ -145,6 +149,8 @@ def add_host(book: SeriesBook, node: str, host: HostState, legacy: bool) -> None
             book.gauge("hami_host_gpu_utilization_ratio", labels, gpu.utilization.gpu)
             name = "hami_host_gpu_memory_controller_utilization_ratio"
             book.gauge(name, labels, gpu.utilization.memory)
+        if gpu.sensors is not None:
+            _add_sensors(book, labels, gpu.sensors)
         if legacy:
             _add_legacy_host(book, node, gpu)
 
@@ -188,6 +194,15 @@ def elapsed_seconds(last_kernel: int, now: float) -> float | None:
     if last_kernel <= 0 or last_kernel > now + FUTURE_S:
         return None
     return max(now - last_kernel, 0.0)
+
+
+def _add_sensors(book: SeriesBook, labels: Mapping[str, str], sensors: GpuSensors) -> None:
+    if sensors.temperature is not None:
+        book.gauge("hami_host_gpu_temperature_celsius", labels, sensors.temperature)
+    if sensors.power_watts is not None:
+        book.gauge("hami_host_gpu_power_watts", labels, sensors.power_watts)
+    if sensors.ecc_uncorrected is not None:
+        book.counter("hami_host_gpu_ecc_uncorrected_errors", labels, sensors.ecc_uncorrected)
 
 
 def _add_device(

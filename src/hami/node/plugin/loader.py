@@ -12,6 +12,7 @@ from hami.node.config import (
     Overrides,
     Settings,
     build_settings,
+    foreign_sections,
     parse_device_config,
     parse_node_overrides,
 )
@@ -37,7 +38,11 @@ class SettingsLoader:
         Later a bad file leaves the settings in force. Either way the node gets a Warning event.
         """
         try:
-            base = parse_device_config(_read(self._device_config))
+            content = _read(self._device_config)
+            base = parse_device_config(content)
+            foreign = foreign_sections(content)
+            if foreign:
+                log.warning("config.sections_without_effect", extra={"sections": list(foreign)})
             overrides = self._overrides()
             settings = build_settings(base, overrides, self._given)
             _check_mode(settings)
