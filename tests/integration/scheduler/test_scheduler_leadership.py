@@ -132,8 +132,9 @@ async def test_a_rejected_pod_that_fits_now_is_touched_once(world: Any) -> None:
     await world.until(lambda: pending.touches > 0)
     await pending.touch_fitting()
     assert pending.touches == 1
-    while "hami.io/requeue" not in (await world.pod("second"))["metadata"].get("annotations", {}):
-        await asyncio.sleep(0.01)
+    found: dict[str, str] = {}
+    while "hami.io/requeue" not in found:
+        found = (await world.pod("second"))["metadata"].get("annotations", {})
     assert "hami.io/requeue" not in (await world.pod("never"))["metadata"].get("annotations", {})
     assert (await world.filter(second, "n1"))["NodeNames"] == ["n1"]
     assert len(pending) == 1
