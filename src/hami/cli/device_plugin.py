@@ -100,7 +100,7 @@ def command(context: click.Context, /, **flags: Any) -> None:
     setup_logging(level_from_verbosity(_number(flags["verbosity"])))
     try:
         asyncio.run(run_device_plugin(_process_config(flags)))
-    except HamiError as error:
+    except (HamiError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 

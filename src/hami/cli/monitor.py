@@ -68,7 +68,7 @@ def command(context: click.Context, /, **flags: Any) -> None:
     setup_logging(level_from_verbosity(int(text)))
     try:
         asyncio.run(run_monitor(_process_config(flags)))
-    except HamiError as error:
+    except (HamiError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
 

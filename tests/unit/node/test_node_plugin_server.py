@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 import pytest
 
+from hami.kube.errors import ServerError, TransportError
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from hami.node.config import Settings
@@ -272,6 +273,13 @@ async def test_a_loop_that_dies_makes_the_plugin_start_again(
         await until(lambda: node.plugin.rounds >= 2)
         monkeypatch.undo()
         await until(lambda: "hami.io/node-nvidia-register" in node.cluster.node_annotations)
+
+
+async def test_an_api_server_that_is_down_at_start_is_waited_for(node: Node, until: Until) -> None:
+    node.cluster.fail_reads = [TransportError("refused"), ServerError(503, "", "starting")]
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        assert node.cluster.fail_reads == []
 
 
 async def test_d20_an_unsafe_lock_parent_is_reported_and_the_plugin_runs(

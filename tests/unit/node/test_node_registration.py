@@ -60,6 +60,12 @@ async def test_the_same_devices_written_differently_are_left_alone(cluster: Any,
     assert cluster.node_annotations[REGISTER] == spaced
 
 
+async def test_the_node_says_how_it_allocates(cluster: Any, make_nvml: MakeNvml) -> None:
+    cluster.node_annotations["hami.io/allocation-mode"] = "exact"
+    await registrar(cluster, make_nvml(TWO)).once()
+    assert cluster.node_annotations["hami.io/allocation-mode"] == "lock"
+
+
 async def test_r6_a_failed_patch_is_tried_again(cluster: Any, make_nvml: MakeNvml) -> None:
     cluster.fail_node_patches = [ServerError(503, "", "busy")]
     loop = registrar(cluster, make_nvml(TWO))

@@ -23,6 +23,8 @@ INTERVAL_S: Final = 30.0
 _JITTER: Final = 0.1
 _BACKOFF_S: Final = (5.0, 60.0)
 REGISTER: Final = VENDOR_KEYS[NVIDIA].register
+ALLOCATION_MODE: Final = "hami.io/allocation-mode"
+LOCK_MODE: Final = "lock"
 
 log = logging.getLogger(__name__)
 
@@ -77,10 +79,16 @@ class Registrar:
             self._left_out = left_out
             for line in left_out:
                 log.warning("register.left_out", extra={"cause": line})
-        node = await self._cluster.node()
-        if not _says(node.annotations.get(REGISTER), devices):
-            await self._cluster.annotate_node({REGISTER: encode_json(devices)})
-            log.info("register.written", extra={"devices": len(devices)})
+        notes = (await self._cluster.node()).annotations
+        wanted: dict[str, str | None] = {}
+        if not _says(notes.get(REGISTER), devices):
+            wanted[REGISTER] = encode_json(devices)
+        if notes.get(ALLOCATION_MODE) != LOCK_MODE:
+            # A later version may have left "exact", with which the scheduler would take no lock.
+            wanted[ALLOCATION_MODE] = LOCK_MODE
+        if wanted:
+            await self._cluster.annotate_node(wanted)
+            log.info("register.written", extra={"devices": len(devices), "keys": sorted(wanted)})
         return version
 
 

@@ -7,11 +7,13 @@ import contextlib
 import logging
 import os
 import posixpath
+import random
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from hami.kube.errors import KubeError
+from hami.kube.ratelimit import Backoff
 from hami.node.cluster import Cluster
 from hami.node.config import Settings
 from hami.node.errors import NodeError, NvmlError, UnsafePathError
@@ -34,6 +36,7 @@ DEBOUNCE_S: Final = 1.0
 _POLL_S: Final = 0.25
 _JOIN_S: Final = 10.0
 _PRUNE_S: Final = 600.0
+_RESTORE_BACKOFF_S: Final = (0.5, 15.0)
 
 log = logging.getLogger(__name__)
 
@@ -106,10 +109,7 @@ class DevicePlugin:
         """Serve until :meth:`stop`. Raises :class:`NodeError` when the start is impossible."""
         await asyncio.to_thread(self._workspace.prepare_start)
         await self._prepare_lock_parent()
-        try:
-            await self._allocator.restore(self._options.delivery.limits_file)
-        except (KubeError, ProtocolError) as error:
-            raise NodeError(f"cannot list the pods of this node: {error}") from error
+        await self._restore()
         try:
             while not self._stop.is_set():
                 settings = self._load_settings()
@@ -118,6 +118,21 @@ class DevicePlugin:
         finally:
             await self._allocator.drain(_JOIN_S)
             await asyncio.to_thread(self._nvml.close)
+
+    async def _restore(self) -> None:
+        """Bring back what known pods need, before kubelet hears of us; waits for the API server."""
+        backoff = Backoff(*_RESTORE_BACKOFF_S, random.Random())  # noqa: S311 - jitter, not a secret
+        while not self._stop.is_set():
+            try:
+                await self._allocator.restore(self._options.delivery.limits_file)
+            except (KubeError, ProtocolError) as error:
+                delay = backoff.next()
+                log.warning("restore.failed", extra={"cause": str(error), "retry_s": round(delay, 1)})
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(delay):
+                        await self._stop.wait()
+            else:
+                return
 
     async def _prepare_lock_parent(self) -> None:
         try:
