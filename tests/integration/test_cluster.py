@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -226,7 +227,53 @@ async def test_a_component_that_cannot_start_is_named_with_its_log() -> None:
             pass
 
 
-async def test_a_missing_native_build_is_named(tmp_path: Any) -> None:
+async def test_a_folder_whose_name_is_too_long_for_sockets_is_named(tmp_path: Path) -> None:
+    config = ClusterConfig([GpuNode("n1")], default_native(), directory=tmp_path / ("x" * 100))
+    with pytest.raises(ClusterError, match="set TMPDIR to a folder with a shorter name"):
+        async with Cluster(config):
+            pass
+
+
+async def test_a_full_node_is_passed_over_until_none_is_left() -> None:
+    config = ClusterConfig([GpuNode("n1"), GpuNode("n2")], default_native(), monitor=False)
+    async with Cluster(config) as cluster:
+        workload = Workload(cluster)
+        for name in ("a", "b"):
+            await workload.create(name, "sleep 600", 32768, 50)
+            await workload.running(name)
+        assert {workload.get(name)["spec"]["nodeName"] for name in ("a", "b")} == {"n1", "n2"}
+        await workload.create("c", "sleep 600", 16384, 50)
+        assert await workload.until(lambda: workload.rejection("c")) == (
+            "0/2 nodes are available: 2 1/1 CardInsufficientMemory."
+        )
+
+
+async def test_pods_that_come_at_once_share_the_cards_of_a_node_in_turn() -> None:
+    config = ClusterConfig([GpuNode("n1", cards=2)], default_native(), monitor=False)
+    async with Cluster(config) as cluster:
+        workload = Workload(cluster)
+        names = [f"p{index}" for index in range(4)]
+        for name in names:
+            await workload.create(name, "GPUPROG info", 20000, 50)
+        for name in names:
+            await workload.until(lambda name=name: workload.phase(name) in ("Succeeded", "Failed"))  # type: ignore[misc]
+            assert workload.phase(name) == "Succeeded", workload.get(name)["status"]
+        placed = [annotations_of(workload.get(name))["hami.io/vgpu-devices-allocated"] for name in names]
+        cards = [entry.partition(",")[0] for entry in placed]
+        assert len(set(cards)) == 2
+
+
+async def test_the_monitor_comes_back_at_its_address(workload: Workload) -> None:
+    url = workload.cluster.nodes["n1"].metrics_url
+    monitor = workload.cluster.component("n1-monitor")
+    await monitor.kill()
+    await workload.until(lambda: monitor.starts == 2)
+    await monitor.wait_event("server.listening", LIMIT_S, server="metrics")
+    assert "hami_monitor_nvml_up" in await workload.cluster.metrics("n1")
+    assert workload.cluster.nodes["n1"].metrics_url == url
+
+
+async def test_a_missing_native_build_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match="run `make native` first"):
         async with Cluster(ClusterConfig([GpuNode("n1")], tmp_path)):
             pass

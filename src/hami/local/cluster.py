@@ -32,6 +32,7 @@ from hami.protocol.errors import HamiError
 
 SCHEDULER_NAME = "hami-scheduler"
 HOOK_PATH = "/usr/local"
+_SOCKET_PATH_LIMIT = 107
 _SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _REGISTER = "hami.io/node-nvidia-register"
 
@@ -125,7 +126,7 @@ class Cluster:
         self.scheduler_loop: SchedulerLoop | None = None
         self._progress = progress or (lambda _line: None)
         self._temporary = config.directory is None
-        # Socket paths are limited to 107 bytes: the folder's name is kept short.
+        # The folder's name is kept short because of the sockets in it.
         self.directory = config.directory or Path(tempfile.mkdtemp(prefix="hami-"))
         self._ports: dict[str, int] = {}
         self._scheduler_url = ""
@@ -164,6 +165,7 @@ class Cluster:
     async def start(self) -> None:
         """Start everything and wait until it is ready. Raises ClusterError or ComponentError."""
         self._check_native()
+        self._check_socket_paths()
         self.logs.mkdir(parents=True, exist_ok=True)
         self.isolation = await probe_isolation(self.directory / "probe")
         self._progress(f"containers: {self.isolation.describe()}")
@@ -221,6 +223,15 @@ class Cluster:
         ):  # fmt: skip
             if not (self.config.native / name).is_file():
                 raise ClusterError(f"{self.config.native / name} is missing: run `make native` first")
+
+    def _check_socket_paths(self) -> None:
+        for node in self.config.nodes:
+            path = self.directory / node.name / "var/lib/kubelet/device-plugins/nvidia-gpu.sock"
+            if len(str(path)) > _SOCKET_PATH_LIMIT:
+                raise ClusterError(
+                    f"{path} is longer than a socket's path may be ({_SOCKET_PATH_LIMIT} characters): "
+                    "set TMPDIR to a folder with a shorter name"
+                )
 
     async def _start_node(self, node: GpuNode, device_config: Path) -> None:
         root = self.directory / node.name
