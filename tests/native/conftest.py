@@ -42,12 +42,25 @@ def node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
     made.close()
 
 
+def sanitizer_runtime(name: str) -> str:
+    """Path of the compiler's run-time library, which has to be loaded before libvgpu.so."""
+    found = subprocess.run(["gcc", f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    return found.stdout.strip()
+
+
 @pytest.fixture
 def asan_node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
-    """The same with everything built with ASan and UBSan; their runtime is loaded before libvgpu.so."""
-    runtime = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    made = Node(native.sanitized("asan"), tmp_path, {"FAKEGPU_MEMORY_MIB": "16384"}, preload=[runtime])
+    """The same with everything built with ASan and UBSan."""
+    settings = {"FAKEGPU_MEMORY_MIB": "16384"}
+    made = Node(native.sanitized("asan"), tmp_path, settings, preload=[sanitizer_runtime("libasan.so")])
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def tsan_node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
+    """The same with everything built with TSan."""
+    settings = {"FAKEGPU_MEMORY_MIB": "16384"}
+    made = Node(native.sanitized("tsan"), tmp_path, settings, preload=[sanitizer_runtime("libtsan.so")])
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""The whole library under ASan and UBSan, preloaded into real programs: a finding ends the program."""
+"""The whole library under sanitizers, preloaded into programs: a finding ends the program."""
 
 from __future__ import annotations
 
@@ -71,3 +71,15 @@ def test_nvml_and_a_shell(asan_node: Node) -> None:
     )
     assert asan_node.python(code).split() == [str(MIB), "1"]
     assert asan_node.run("/bin/sh", "-c", "exit 3").returncode == 3
+
+
+def test_threads_that_allocate_and_launch(tsan_node: Node) -> None:
+    """Eight threads; at the end nothing is held and no race was seen."""
+    shell = tsan_node.shell(
+        CUDA_DEVICE_MEMORY_LIMIT_0="64m", CUDA_DEVICE_SM_LIMIT="50", LIBCUDA_LOG_LEVEL="0"
+    ).start()
+    shell.must("kernel 1000")
+    shell.must(f"threads 8 1500 {4 * MIB}")
+    assert read_usage(tsan_node.region()) == {shell.process.pid: 0}
+    assert shell.leave() == 0
+    assert shell.stderr() == ""

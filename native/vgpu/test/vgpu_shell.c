@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <inttypes.h>
+#include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,7 +166,7 @@ static int launch_for(uint64_t milliseconds, uint64_t blocks, uint64_t threads, 
 /* Allocates up to 64 blocks of up to `largest` bytes and frees them in random order; at the end all are free.
  */
 static int churn(uint64_t milliseconds, uint64_t largest, uint64_t *refused) {
-    uint64_t blocks[64] = {0}, random = (uint64_t)getpid();
+    uint64_t blocks[64] = {0}, random = (uint64_t)getpid() ^ (uint64_t)(uintptr_t)blocks;
     struct timespec start, now;
     int result = 0;
     clock_gettime(CLOCK_MONOTONIC, &start);
@@ -189,6 +190,36 @@ static int churn(uint64_t milliseconds, uint64_t largest, uint64_t *refused) {
     for (int i = 0; i < 64; i++)
         if (blocks[i] != 0)
             CALL(F_FREE, (uint64_t), blocks[i]);
+    return result;
+}
+
+static struct {
+    uint64_t milliseconds, largest;
+    void *context;
+} work;
+
+static void *worker(void *index) {
+    uint64_t refused = 0;
+    intptr_t result = CALL(F_CURRENT, (void *), work.context);
+    if (result == 0)
+        result = (intptr_t)index % 2 == 0 ? churn(work.milliseconds, work.largest, &refused)
+                                          : launch_for(work.milliseconds, 1, 32, &refused);
+    return (void *)result;
+}
+
+/* Half of the threads allocate and free, the other half launch. */
+static int in_threads(uint64_t count, uint64_t milliseconds, uint64_t largest) {
+    pthread_t threads[16];
+    int result = CALL(F_RETAIN, (void **, int), &work.context, 0);
+    work.milliseconds = milliseconds;
+    work.largest = largest;
+    for (uint64_t i = 0; i < count && i < 16; i++)
+        pthread_create(&threads[i], NULL, worker, (void *)i);
+    for (uint64_t i = 0; i < count && i < 16; i++) {
+        void *answer = NULL;
+        pthread_join(threads[i], &answer);
+        result = answer != NULL ? (int)(intptr_t)answer : result;
+    }
     return result;
 }
 
@@ -274,6 +305,8 @@ static int obey(const char *command, uint64_t a, uint64_t b, uint64_t c, uint64_
         result = CALL(F_SYNC, (void), );
     } else if (strcmp(command, "churn") == 0) {
         result = churn(a, b, out);
+    } else if (strcmp(command, "threads") == 0) {
+        result = in_threads(a, b, c);
     } else if (strcmp(command, "fork") == 0) {
         result = in_child(a);
     } else if (strcmp(command, "closeall") == 0) {
