@@ -126,6 +126,9 @@ class Binder:
             return ""
         if reservation.phase is not ReservationPhase.RESERVED:
             return await self._answer_of_settling(reservation)
+        if not self._leadership.is_leader():
+            self._state.binding_refused(args.pod_uid)
+            return NOT_LEADER
         node = self._state.node(args.node)
         if node is None:
             self._state.binding_refused(args.pod_uid)
@@ -156,8 +159,7 @@ class Binder:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- locks
-    # --------------------------------------------------------------------------------------------------
+    # --- locks ---------------------------------------------------------------------------------------------
 
     async def _lock(self, reservation: Reservation, node: NodeView) -> str:
         """Take the locks this reservation needs; the reason why that failed, else ""."""
@@ -197,8 +199,7 @@ class Binder:
         except LockFailed as error:
             log.warning("lock.release_failed", extra={"node": reservation.node, "reason": str(error)})
 
-    # --- the Binding
-    # --------------------------------------------------------------------------------------------
+    # --- the Binding ---------------------------------------------------------------------------------------
 
     async def _send_first(self, reservation: Reservation) -> str:
         uid = reservation.uid
@@ -237,6 +238,7 @@ class Binder:
         if self._settling.get(uid) is task:
             del self._settling[uid]
         if not task.cancelled() and task.exception() is not None:
+            self._state.binding_unsent(uid)  # may expire or be replaced; if it was bound, the watch will tell
             log.error("binding.crashed", extra={"uid": uid}, exc_info=task.exception())
 
     async def _drive(self, reservation: Reservation, annotations: Mapping[str, str]) -> Result:
@@ -320,8 +322,7 @@ class Binder:
             return Result(Outcome.BOUND)
         return Result(Outcome.REFUSED, f"pod {_name(reservation)} is already bound to node {pod.node_name}")
 
-    # --- without a reservation
-    # ----------------------------------------------------------------------------------
+    # --- without a reservation -----------------------------------------------------------------------------
 
     async def _bind_without_reservation(self, args: ExtenderBindingArgs) -> str:
         ref = ObjectRef("Pod", args.pod_name, args.pod_namespace, args.pod_uid)
