@@ -112,6 +112,8 @@ async def run_monitor(config: ProcessConfig) -> None:
         watching = asyncio.create_task(pods.informer.run())
         recording = asyncio.create_task(recorder.run())
         ticking = asyncio.create_task(monitor.run())
+        # A tick that dies ends the process with its error; it must not look healthy for another minute.
+        ticking.add_done_callback(lambda _: server.stop())
         try:
             await server.run()
         finally:
