@@ -126,7 +126,10 @@ class Handshake:
             return None
         if state.applied is None:
             return None
-        since = state.first_seen if state.written is None else min(state.first_seen, state.written)
+        if state.written is None:  # expired already, only the proof of life holds it up
+            since = state.first_seen if state.proof is None else state.proof
+        else:
+            since = min(state.first_seen, state.written)
         return max(since, state.proof or since) + EXPIRY_SECONDS + 1
 
     # --- rules ------------------------------------------------------------------------------------------

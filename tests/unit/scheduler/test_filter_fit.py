@@ -186,7 +186,8 @@ def test_above_64_candidates_the_choice_is_the_same_as_with_all_fitted(lab: Lab)
 
 def test_reasons_are_computed_in_slices_and_hold_for_the_newest_version(lab: Lab) -> None:
     many_nodes(lab, 80, 0)
-    new = lab.pod("new", *(lab.container(f"c{at}", mem=4000) for at in range(3)))
+    # The first container fits everywhere, so only exact fits know why the pod does not.
+    new = lab.pod("new", lab.container("c1", mem=400), lab.container("c2", mem=4000))
     search = lab.state.search(lab.request(new), lab.state.candidates(sorted(lab.state.node_names())), lab.now)
     assert search.advance(10) is None
     lab.node("n0007", lab.card("c7", devmem=500))
@@ -198,10 +199,19 @@ def test_reasons_are_computed_in_slices_and_hold_for_the_newest_version(lab: Lab
     assert len(answer.failed) == 80
 
 
+def test_nodes_that_refuse_the_first_container_need_no_exact_fit(lab: Lab) -> None:
+    many_nodes(lab, 80, 0)
+    new = lab.pod("new", *(lab.container(f"c{at}", mem=4000) for at in range(3)))
+    search = lab.state.search(lab.request(new), lab.state.candidates(sorted(lab.state.node_names())), lab.now)
+    answer = search.advance(1)
+    assert isinstance(answer, NoFit)
+    assert set(answer.failed.values()) == {"1/1 CardInsufficientMemory"}
+
+
 def test_a_card_freed_while_reasons_are_computed_is_taken(lab: Lab) -> None:
     many_nodes(lab, 80, 1)
     lab.holder("h", "n0079", "c79,NVIDIA,8000,0:;")
-    new = lab.pod("new", *(lab.container(f"c{at}", mem=2000) for at in range(3)))
+    new = lab.pod("new", lab.container("c0", mem=400), lab.container("c1", mem=4000))
     search = lab.state.search(lab.request(new), lab.state.candidates(sorted(lab.state.node_names())), lab.now)
     assert search.advance(10) is None
     lab.state.delete_pod("uid-h")
