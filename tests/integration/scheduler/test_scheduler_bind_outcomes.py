@@ -296,3 +296,19 @@ async def test_labels_that_the_api_server_drops_are_patched_afterwards(world: An
         labels = (await world.pod("p"))["metadata"].get("labels", {})
         await asyncio.sleep(0.02)
     assert labels["hami.io/vgpu-node"] == "n1"
+
+
+async def test_a_bug_of_ours_while_binding_does_not_hold_the_reservation_for_ever(world: Any) -> None:
+    pod = await placed(world)
+    binder = world.scheduler.binder
+    attempt = binder._attempt
+
+    async def broken(*_: Any, **__: Any) -> Any:
+        raise KeyError("bug")
+
+    binder._attempt = broken
+    assert await world.bind(pod, "n1") == "internal error: KeyError"
+    binder._attempt = attempt
+    assert (await world.filter(pod, "n1"))["NodeNames"] == ["n1"]
+    assert await world.bind(pod, "n1") == ""
+    assert world.used_mib("n1") == [1000]
