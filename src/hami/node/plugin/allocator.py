@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import time
 import uuid
@@ -276,19 +277,20 @@ class Allocator:
             log.warning("allocate.mark_failed", extra={"cause": str(patch_error)})
         await self._lock.release(pod)
         self._cluster.pod_event(pod, "Warning", "AllocateFailed", reason)
-        try:
-            await asyncio.to_thread(self._discard, jobs)
-        except (OSError, UnsafePathError) as cleanup_error:
-            log.warning("allocate.cleanup_failed", extra={"cause": str(cleanup_error)})
+        await asyncio.to_thread(self._discard, [job.entry for job in jobs if job.is_new])
 
-    def _discard(self, jobs: Sequence[_Job]) -> None:
-        created = [job for job in jobs if job.is_new]
-        for job in created:
-            self._checkpoint.forget(*job.entry.key)
-        if created:
-            self._workspace.save_checkpoint(self._checkpoint)
-        for job in created:
-            self._workspace.discard(*job.entry.key)
+    def _discard(self, entries: Sequence[Entry]) -> None:
+        """Remove what this call made; every part is tried."""
+        steps = [functools.partial(self._workspace.discard, *entry.key) for entry in entries]
+        for entry in entries:
+            self._checkpoint.forget(*entry.key)
+        if entries:
+            steps.append(functools.partial(self._workspace.save_checkpoint, self._checkpoint))
+        for step in steps:
+            try:
+                step()
+            except (OSError, UnsafePathError) as error:
+                log.warning("allocate.cleanup_failed", extra={"cause": str(error)})
 
     async def _find(self, wanted: Sequence[int]) -> Pod:
         """The pod of a call, with retries of API errors, in at most :data:`LOOKUP_LIMIT_S` seconds."""
