@@ -58,3 +58,11 @@ def test_a_stopped_process_delays_nobody_that_fits(node: Node) -> None:
     finally:
         stopped.process.send_signal(signal.SIGCONT)
     assert stopped.ask("alloc 1")[0] == OUT_OF_MEMORY
+
+
+def test_children_forked_under_load_do_no_harm(node: Node) -> None:
+    """14: the child has neither slot nor records, and no lock of the parent is copied."""
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="16m", LIBCUDA_LOG_LEVEL="0").start()
+    shell.must("kernel 1000")
+    assert shell.ask("forkstorm 150")[0] == SUCCESS
+    assert read_usage(node.region()) == {shell.process.pid: 0}

@@ -19,6 +19,7 @@ NAMES = [
     "admission_race",
     "admission_exact",
     "admission_undecided",
+    "without_ofd_locks",
     "admission_settles_before_it_refuses",
 ]
 
@@ -27,8 +28,9 @@ NAMES = [
 @pytest.mark.parametrize("sanitizer", ["", "asan", "tsan"])
 def test_unit(native: NativeBuild, tmp_path: Path, sanitizer: str, name: str) -> None:
     build = native.sanitized(sanitizer) if sanitizer else native
+    wrap = [str(native.program("vgpu_no_ofd"))] if name == "without_ofd_locks" else []
     done = subprocess.run(
-        [str(build.program("vgpu_unit")), name, str(tmp_path / "unit.cache")],
+        [*wrap, str(build.program("vgpu_unit")), name, str(tmp_path / "unit.cache")],
         capture_output=True,
         text=True,
         timeout=100,

@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "process.h"
 
+#include "admit.h"
 #include "devices.h"
 #include "hooks.h"
 #include "hostpid.h"
@@ -255,10 +256,32 @@ void vg_limits_refresh(void) {
     errno = saved;
 }
 
+static void give_back(const struct vg_record *record) {
+    vg_slot_subtract(&vg_process.space, record->device, VG_KIND_DATA, record->size);
+    vg_unreserve(&vg_process.space, record->device, record->size);
+}
+
+/* Without locks that the kernel frees nobody could tell that this process is gone: later hooks forward
+ * uncounted. */
+static void give_everything_back(void) {
+    struct vg_space *space = &vg_process.space;
+    atomic_store(&vg_gate->word, VG_GATE_FORWARD);
+    for (int d = 0; d < VG_MAX_DEVICES; d++) {
+        vg_track_drop(0, d, give_back);
+        uint64_t context = atomic_load(&space->own->used[d].context);
+        vg_slot_subtract(space, d, VG_KIND_CONTEXT, context);
+        vg_unreserve(space, d, context);
+    }
+    vg_slot_release(space);
+}
+
 /* Readers drop the slot; what admission counts stays until the kernel frees the lock. */
 __attribute__((destructor)) static void leave(void) {
-    if (atomic_load(&vg_gate->word) & VG_GATE_READY)
-        atomic_store(&vg_process.space.own->status, VG_SLOT_FREE);
+    if ((atomic_load(&vg_gate->word) & VG_GATE_READY) == 0)
+        return;
+    atomic_store(&vg_process.space.own->status, VG_SLOT_FREE);
+    if (!vg_lock_lives())
+        give_everything_back();
 }
 
 int vg_init(vg_fn_init driver, unsigned flags) {

@@ -104,6 +104,9 @@ static void publish(struct vg_space *space, unsigned k) {
     space->own_extension->start = vg_clock(CLOCK_BOOTTIME);
     space->own_extension->pid_namespace = pid_namespace();
     space->own_extension->flags = space->life.kept_fd > 0 ? VG_SLOT_FLAG_KEPT_DESCRIPTOR : 0;
+    if (!vg_lock_lives() &&
+        (atomic_fetch_or(&space->extension->flags, VG_FLAG_NO_OFD_LOCKS) & VG_FLAG_NO_OFD_LOCKS) == 0)
+        vg_region_event(space, VG_EVENT_NO_OFD_LOCKS, -1, 0);
     atomic_store_explicit(&space->own->status, VG_SLOT_RUNNING, memory_order_release);
     raise_proc_num(space->region, k + 1);
 }
@@ -167,6 +170,16 @@ void vg_slot_claim(struct vg_space *space) {
     space->totals_stride = 1;
     space->own->pid = getpid();
     space->own->status = VG_SLOT_RUNNING;
+}
+
+void vg_slot_release(struct vg_space *space) {
+    if (space->slot < 0 || !space->shared_extension)
+        return;
+    for (int d = 0; d < VG_MAX_DEVICES; d++)
+        if (atomic_load(vg_total(space->extension, d, (unsigned)space->slot)) != 0)
+            return;
+    clear_slot(space, (unsigned)space->slot);
+    clear_bit(space->extension, (unsigned)space->slot);
 }
 
 unsigned vg_slots_reclaim(struct vg_space *space, struct vg_section *section, int device) {

@@ -7,6 +7,9 @@
 /* Claims a slot for this process. Where none is to be had, a private one that the others do not see. */
 void vg_slot_claim(struct vg_space *space);
 
+/* Where no lock tells that a process is gone: gives an own slot without reservations back. */
+void vg_slot_release(struct vg_space *space);
+
 /* Inside a section: clears the slots of dead owners; `device` >= 0: only those that hold memory there.
  * Returns how many were cleared. */
 unsigned vg_slots_reclaim(struct vg_space *space, struct vg_section *section, int device);

@@ -80,8 +80,9 @@ void vg_watch_look(void) {
     uint64_t tick = atomic_load(&space->extension->tick);
     if ((led && vg_unix_seconds() < tick + STALE_SECONDS) || atomic_exchange(&vg_gate->leading, true))
         return;
+    /* Without locks that live on, the word itself keeps a second leader away, near enough. */
     enum vg_lock_result result = vg_long_lock_take(&leadership, &space->locks, VG_LOCK_LEADER);
-    if (result != VG_LOCK_GRANTED) {
+    if (result != VG_LOCK_GRANTED && vg_lock_lives()) {
         atomic_store(&vg_gate->leading, false);
         return;
     }

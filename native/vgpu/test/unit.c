@@ -306,6 +306,23 @@ static void admission_undecided(void) {
     CHECK(vg_admit(&spaces[0], 0, limit / 2, limit, NULL));
 }
 
+/* Run where such locks fail: nothing is ever reclaimed, limits hold, an orderly exit gives the slot back. */
+static void without_ofd_locks(void) {
+    static struct vg_space spaces[2];
+    open_spaces(spaces, 2);
+    CHECK(!vg_lock_lives() && (spaces[0].extension->flags & VG_FLAG_NO_OFD_LOCKS) != 0);
+    CHECK(vg_admit(&spaces[0], 0, limit / 2, limit, NULL) && vg_admit(&spaces[1], 0, limit / 4, limit, NULL));
+    CHECK(!vg_admit(&spaces[1], 0, limit / 2, limit, NULL));
+    CHECK(vg_reserved_total(&spaces[1], 0) == limit / 4 * 3);
+    vg_slot_release(&spaces[0]);
+    CHECK(spaces[0].own->pid != 0); /* it still holds memory */
+    vg_unreserve(&spaces[1], 0, limit / 4);
+    vg_slot_release(&spaces[1]);
+    CHECK(spaces[1].own->pid == 0 && (spaces[1].extension->claimed[0] & 3) == 1);
+    vg_slot_claim(&spaces[1]);
+    CHECK(spaces[1].slot == 1);
+}
+
 static _Atomic int settled;
 
 static void settle(void) {
@@ -333,6 +350,7 @@ static const struct {
     {"admission_race", admission_race},
     {"admission_exact", admission_exact},
     {"admission_undecided", admission_undecided},
+    {"without_ofd_locks", without_ofd_locks},
     {"admission_settles_before_it_refuses", admission_settles_before_it_refuses},
 };
 

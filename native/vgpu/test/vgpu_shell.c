@@ -223,6 +223,33 @@ static int in_threads(uint64_t count, uint64_t milliseconds, uint64_t largest) {
     return result;
 }
 
+/* Forks short-lived children while threads allocate and launch. */
+static int fork_storm(uint64_t count) {
+    pthread_t threads[4];
+    int result = CALL(F_RETAIN, (void **, int), &work.context, 0);
+    work.milliseconds = 1000;
+    work.largest = 1 << 20;
+    for (uint64_t i = 0; i < 4; i++)
+        pthread_create(&threads[i], NULL, worker, (void *)i);
+    for (uint64_t i = 0; i < count; i++) {
+        int status = 0;
+        pid_t child = fork();
+        if (child == 0) {
+            uint64_t pointer;
+            exit(CALL(F_ALLOC, (uint64_t *, size_t), &pointer, 512) & 0x7f);
+        }
+        waitpid(child, &status, 0);
+        if (!WIFEXITED(status) || WEXITSTATUS(status) != 3)
+            result = 1000 + status;
+    }
+    for (uint64_t i = 0; i < 4; i++) {
+        void *answer = NULL;
+        pthread_join(threads[i], &answer);
+        result = answer != NULL ? (int)(intptr_t)answer : result;
+    }
+    return result;
+}
+
 /* The child's first allocation and exit status; the parent waits. */
 static int in_child(uint64_t bytes) {
     fflush(stdout);
@@ -307,6 +334,8 @@ static int obey(const char *command, uint64_t a, uint64_t b, uint64_t c, uint64_
         result = churn(a, b, out);
     } else if (strcmp(command, "threads") == 0) {
         result = in_threads(a, b, c);
+    } else if (strcmp(command, "forkstorm") == 0) {
+        result = fork_storm(a);
     } else if (strcmp(command, "fork") == 0) {
         result = in_child(a);
     } else if (strcmp(command, "closeall") == 0) {
