@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -372,23 +373,70 @@ async def test_the_log_can_be_followed_and_cut(node: Node) -> None:
     assert "Z line 1\n" in await node.log("p", timestamps=True)
 
 
+def alive(*command: str) -> list[int]:
+    """PIDs of the processes with this command line."""
+    wanted = "".join(f"{word}\0" for word in command).encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cmdline").read_bytes() == wanted:
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
 async def test_no_process_is_left_when_the_kubelet_stops(node: Node) -> None:
-    await node.run("p", "sleep 4242 & sleep 4242")
+    await node.run("p", "setsid sleep 4242 & sleep 4242")
     await node.phase("p", "Running")
+    await node.until(lambda: len(alive("sleep", "4242")) == 2)
     await node.kubelet.stop()
+    await node.until(lambda: not alive("sleep", "4242"))
 
-    def alive() -> list[int]:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if b"sleep\0004242" in (entry / "cmdline").read_bytes():
-                        found.append(int(entry.name))
-                except OSError:
-                    continue
-        return found
 
-    await node.until(lambda: not alive())
+async def test_without_namespaces_no_process_is_left_either(bare_node: Node) -> None:
+    await bare_node.run("p", "setsid sleep 4343 & sleep 4343")
+    await bare_node.until(lambda: len(alive("sleep", "4343")) == 2)
+    await bare_node.api.registry.delete(PODS, "default", "p", DeleteOptions(grace_s=0))
+    await bare_node.until(lambda: not alive("sleep", "4343"))
+
+
+async def test_without_namespaces_what_a_program_leaves_behind_ends_with_it(bare_node: Node) -> None:
+    await bare_node.run("p", "setsid sleep 4444 > /dev/null 2>&1 &")
+    await bare_node.phase("p", "Succeeded")
+    await bare_node.until(lambda: not alive("sleep", "4444"))
+
+
+_KILLED = """
+import asyncio, os, sys, pathlib
+from hami.local.containers import ContainerPlan, Isolation, start_container
+
+async def main():
+    directory = pathlib.Path(sys.argv[1])
+    plan = ContainerPlan(argv=("sh", "-c", "setsid sleep 4545 & sleep 4545"), env={"PATH": os.defpath})
+    await start_container(plan, directory, Isolation[sys.argv[2]], directory / "log")
+    print("started", flush=True)
+    await asyncio.sleep(60)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("isolation", [*ISOLATIONS, Isolation.NONE], ids=lambda found: found.value)
+async def test_no_process_outlives_a_killed_cluster(tmp_path: Path, isolation: Isolation) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _KILLED, str(tmp_path), isolation.name, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdout is not None
+    async with asyncio.timeout(20.0):
+        assert await process.stdout.readline() == b"started\n"
+        while len(alive("sleep", "4545")) < 2:  # noqa: ASYNC110 - processes of another program
+            await asyncio.sleep(0.02)
+        process.kill()
+        await process.wait()
+        while alive("sleep", "4545"):  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
 
 
 async def test_events_tell_that_the_container_was_started(node: Node) -> None:

@@ -72,6 +72,7 @@ class Container:
     process: asyncio.subprocess.Process
     log_path: Path
     _error_file: Path
+    _namespaced: bool
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     exit_code: int | None = None
 
@@ -95,12 +96,11 @@ class Container:
             self.process.send_signal(number)
 
     def kill(self) -> None:
-        """End every process of the container now."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                self.process.kill()
+        """End every process of the container now: of its namespace, or all that descend from its launcher."""
+        if self.process.returncode is not None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGKILL if self._namespaced else signal.SIGHUP)
 
 
 def launcher_command(spec: Path) -> list[str]:
@@ -130,7 +130,7 @@ async def start_container(plan: ContainerPlan, directory: Path, isolation: Isola
         )
     except OSError as error:
         raise ContainerStartError(f"cannot start the container: {error}") from error
-    container = Container(process, log, error_file)
+    container = Container(process, log, error_file, isolation is not Isolation.NONE)
     container._tasks.append(asyncio.create_task(_copy_output(process, log)))
     return container
 
@@ -150,6 +150,7 @@ def _write_spec(plan: ContainerPlan, directory: Path, isolation: Isolation) -> t
                 "cwd": plan.cwd,
                 "parent": os.getpid(),
                 "isolation": isolation.value,
+                "watch": True,
                 "mounts": [[mount.source, mount.target, mount.read_only] for mount in plan.mounts],
                 "private_tmp": plan.visible,
                 "hostname": plan.hostname,

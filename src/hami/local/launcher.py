@@ -3,8 +3,10 @@
 Run as ``python -I -S launcher.py SPEC.json``; standard library only, so that a start costs little.
 
 SPEC: ``argv``, ``env``, ``cwd``, ``parent`` (PID that must still be our parent), ``isolation`` (``root``,
-``user`` or ``none``), ``mounts`` ([host path, container path, read-only]), ``private_tmp`` (paths under /tmp
-that stay visible), ``hostname``, ``error_file`` (what went wrong before the program ran).
+``user`` or ``none``), ``watch`` (without isolation: stay, and end all descendants with the program, on SIGHUP
+and when our parent ends; else this process becomes the program), ``mounts`` ([host path, container path,
+read-only]), ``private_tmp`` (paths under /tmp that stay visible), ``hostname``, ``error_file`` (what went
+wrong before the program ran).
 
 Exit status: that of the program, 128 + n after signal n, 125 if the container could not be set up,
 127 if its program does not exist, 126 if it cannot be executed.
@@ -26,7 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _CLONE_NEWNS, _CLONE_NEWUTS, _CLONE_NEWUSER, _CLONE_NEWPID = 0x20000, 0x4000000, 0x10000000, 0x20000000
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_NOEXEC, _MS_REMOUNT = 1, 2, 4, 8, 32
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
@@ -231,12 +233,59 @@ def _run_isolated(spec: dict[str, Any], error_handle: int) -> int:
     return os.waitstatus_to_exitcode(status)
 
 
+def _run_watched(spec: dict[str, Any]) -> int:
+    """Run the program as a child whose descendants, even those in sessions of their own, end with it."""
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
+    child = os.fork()
+    if child == 0:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        _program(spec)
+
+    def end_all(_number: int, _frame: FrameType | None) -> None:
+        _kill_descendants()
+        os._exit(128 + signal.SIGKILL)
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        os.kill(child, number)
+
+    signal.signal(signal.SIGHUP, end_all)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, forward)
+    if os.getppid() != int(spec.get("parent") or os.getppid()):
+        end_all(signal.SIGHUP, None)
+    while True:
+        ended, status = os.wait()
+        if ended == child:
+            _kill_descendants()
+            return os.waitstatus_to_exitcode(status)
+
+
+def _kill_descendants() -> None:
+    """Kill our children, and theirs as they fall to us, until there are none."""
+    while True:
+        listed = Path(f"/proc/self/task/{os.getpid()}/children")
+        children = listed.read_text().split() if listed.exists() else []
+        for pid in children:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        try:
+            os.wait()
+        except ChildProcessError:
+            return
+
+
 def main() -> None:
     spec: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     die_with_parent(int(spec.get("parent") or 0))
     os.setsid()
     isolation = str(spec.get("isolation") or "none")
     if isolation == "none":
+        if spec.get("watch"):
+            code = _run_watched(spec)
+            os._exit(code if code >= 0 else 128 - code)
         _program(spec)
     handle = os.open(str(spec["error_file"]), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
