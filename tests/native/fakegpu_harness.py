@@ -21,9 +21,10 @@ Json = dict[str, Any]
 class Cards:
     """Settings are ``FAKEGPU_<NAME>`` of all programs: ``devices=2`` means ``FAKEGPU_DEVICES=2``."""
 
-    def __init__(self, state: Path, **settings: object) -> None:
+    def __init__(self, state: Path, /, flavour: str = "", **settings: object) -> None:
+        """``flavour`` is the suffix of a sanitized build: ``-asan`` or ``-tsan``."""
         build = Path(os.environ.get("HAMI_NATIVE_BUILD", str(ROOT / "build" / "native"))).resolve()
-        self.programs = build / "fakegpu"
+        self.programs = build.with_name(build.name + flavour) / "fakegpu"
         self.state = state
         self._running: list[subprocess.Popen[str]] = []
         self._settings = settings
@@ -76,18 +77,32 @@ class Cards:
 
     def python(self, script: str, **settings: object) -> Any:
         """Run a script with this Python in a process of its own; the JSON of its last line."""
-        preload = os.environ.get("HAMI_NATIVE_PRELOAD", "")
-        environment = self.environment(**settings) | ({"LD_PRELOAD": preload} if preload else {})
-        environment["ASAN_OPTIONS"] = "detect_leaks=0"  # the interpreter's own
         done = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(script)],
-            env=environment,
+            env=self._python_environment(**settings),
             capture_output=True,
             text=True,
             timeout=60,
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.strip().splitlines()[-1])
+
+    def start_python(self, script: str) -> subprocess.Popen[str]:
+        """A script that runs on; it is killed at the end of the test."""
+        process = subprocess.Popen(
+            [sys.executable, "-c", script],
+            env=self._python_environment(),
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        self._running.append(process)
+        return process
+
+    def _python_environment(self, **settings: object) -> dict[str, str]:
+        """The interpreter is not instrumented: a sanitizer comes by preload and its leaks are not ours."""
+        preload = os.environ.get("HAMI_NATIVE_PRELOAD", "")
+        added = {"LD_PRELOAD": preload} if preload else {}
+        return {**self.environment(**settings), "ASAN_OPTIONS": "detect_leaks=0", **added}
 
     def stat(self) -> Json:
         """What the state holds."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -137,3 +139,32 @@ def test_the_daemon_gives_back_what_a_dead_process_held_by_itself(cards: Cards) 
     holder.wait()
     # `locks` proves death to whoever looks; here nobody but the daemon does.
     wait_until(lambda: (cards.stat()["cards"][0]["used_bytes"]) == 0, "memory back")
+
+
+CHURN = """
+from cuda.bindings import driver as d
+d.cuInit(0); d.cuCtxSetCurrent(d.cuDevicePrimaryCtxRetain(0)[1])
+f = d.cuModuleGetFunction(d.cuModuleLoadData(b"x")[1], b"spin_us_20")[1]
+while True:
+    p, q = d.cuMemAlloc(1000)[1], d.cuMemAlloc(3 << 20)[1]
+    d.cuLaunchKernel(f, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)
+    d.cuMemFree(p); d.cuMemFree(q)
+"""
+
+
+def test_processes_killed_at_any_instant_neither_block_nor_leak(cards: Cards) -> None:
+    chance = random.Random(7)
+    running = [cards.start_python(CHURN) for _ in range(3)]
+    for _ in range(30):
+        time.sleep(chance.uniform(0.05, 0.2))
+        victim = chance.randrange(len(running))
+        running[victim].kill()
+        running[victim].wait()
+        running[victim] = cards.start_python(CHURN)
+    wait_until(lambda: len(cards.stat()["processes"]) == 3, "three of them at work")
+    assert cards.run("alloc", "64")[0]["result"] == 0
+    cards.close()
+    state = cards.stat()
+    assert state["processes"] == []
+    assert state["cards"][0]["used_bytes"] == 0
+    assert state["containers"][0]["engine_ns"][0] > 0
