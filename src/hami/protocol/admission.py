@@ -35,14 +35,14 @@ class AdmissionAnswer(msgspec.Struct, frozen=True):
     warnings: Sequence[str] = ()
 
 
-class _Review(msgspec.Struct, frozen=True, rename="camel"):
+class AdmissionReview(msgspec.Struct, frozen=True, rename="camel"):
     api_version: Literal["admission.k8s.io/v1", "admission.k8s.io/v1beta1"] = "admission.k8s.io/v1"
     request: AdmissionRequest | None = None
 
 
 def decode_review(body: bytes, max_bytes: int = MAX_OBJECT_BYTES) -> AdmissionRequest:
     """The request of a review. Raises :class:`ObjectError`, also when the review holds no request."""
-    review = decode(body, _Review, max_bytes)
+    review = decode(body, AdmissionReview, max_bytes)
     if review.request is None:
         raise ObjectError("admission review without a request")
     return msgspec.structs.replace(review.request, api_version=review.api_version)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
-from hami.protocol.admission import decode_review, encode_review
+from hami.protocol.admission import AdmissionAnswer, decode_review, encode_review
 from hami.protocol.errors import ObjectError
 from hami.protocol.extender import ExtenderFilterResult, encode_binding_result, encode_filter_result
 from hami.scheduler.extender import Extender
@@ -56,11 +56,18 @@ def _verb(handle: Callable[[bytes], Awaitable[bytes]], error_body: Callable[[str
 
 
 def _review(webhook: Webhook, max_body_bytes: int) -> Post:
+    """The webhook: a bug of ours denies the pod with an answer, whatever the failure policy says."""
+
     async def post(body: bytes) -> tuple[int, bytes]:
         try:
             request = decode_review(body, max_body_bytes)
         except ObjectError as error:
             return 400, encode_binding_result(str(error))
-        return 200, encode_review(request.uid, webhook.review(request), request.api_version)
+        try:
+            answer = webhook.review(request)
+        except Exception as error:
+            log.exception("webhook.failed", extra={"uid": request.uid})
+            answer = AdmissionAnswer(False, f"internal error: {type(error).__name__}", 500)
+        return 200, encode_review(request.uid, answer, request.api_version)
 
     return post

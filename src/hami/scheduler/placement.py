@@ -49,6 +49,7 @@ def fit_node(node: Node, request: PodRequest, quotas: Mapping[str, QuotaView]) -
         return NodeFit(None, reason=request.invalid)
     words = request.vendors
     steady = {word: there.cards for word, there in node.vendors.items()}
+    slots = {word: slots_needed(request, word) for word in words}
     chosen: dict[str, Allocation] = dict.fromkeys(words, ())
     for kind, slot in zip(request.info.shape.kinds, request.slots, strict=True):
         held = dict(steady)
@@ -61,7 +62,7 @@ def fit_node(node: Node, request: PodRequest, quotas: Mapping[str, QuotaView]) -
             if there is None:
                 return NodeFit(None, reason=NODE_INSUFFICIENT)
             quota = quotas.get(word, UNLIMITED)
-            result = _fit_vendor(node, there, request, wanted, held[word], chosen[word], quota)
+            result = _fit_vendor(node, there, request, wanted, held[word], chosen[word], quota, slots[word])
             if result.devices is None:
                 return NodeFit(None, reason=result.text())
             held[word] = _with_devices(there, request, held[word], result)
@@ -84,8 +85,9 @@ def _fit_vendor(
     cards: list[Card],
     before: Allocation,
     quota: QuotaView,
+    slots: int,
 ) -> FitResult:
-    """One container's request of one vendor.
+    """One container's request of one vendor; the whole pod needs so many `slots` of it.
 
     kubelet counts slots per node, not per card: on a node without enough of them every card is out of slots
     (D31).
@@ -95,7 +97,7 @@ def _fit_vendor(
         wanted = profile.resolve(wanted, node.facts, there.infos)
     except NodeRefuses as refusal:
         return FitResult(None, {refusal.code: refusal.count}, len(cards))
-    full = slots_needed(request, profile.common_word) > there.slots_left(node.facts)
+    full = slots > there.slots_left(node.facts)
     if full:
         cards = [Card(replace(card.info, count=card.used.slots), card.used, card.holders) for card in cards]
     numa_bind = select(profile.rules, request.info.annotations).numa_bound

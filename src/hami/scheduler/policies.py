@@ -1,10 +1,12 @@
 """Scoring weights, card scores and the order in which cards are tried (scheduler.md §7.1, §7.2)."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from hami.protocol import keys
+from hami.protocol.quantity import INT64_MAX
 from hami.scheduler.answers import PlacementError, Weights
 from hami.vendors.types import NO_PERCENT, Card, ContainerRequest
 
@@ -23,6 +25,9 @@ class ScoredCard:
     score: float
 
 
+_INTEGER = re.compile(r"[+-]?[0-9]{1,64}")
+_SHOWN = 100  # characters of a text that is quoted in an error
+
 _WORDS: dict[str, Callable[[ScoredCard], float]] = {
     "binpack": lambda one: one.score,
     "spread": lambda one: -one.score,
@@ -40,15 +45,14 @@ def parse_weights(annotations: Mapping[str, str]) -> Weights:
     if len(entries) != 3:
         raise _bad_weights(text, "expected slot, core, and memory weights")
     for entry in entries:
-        name, sign, number = (part.strip() for part in entry.partition("="))
+        name, sign, number = (part.strip()[:_SHOWN] for part in entry.partition("="))
         if not sign:
             raise _bad_weights(text, "expected key=value entries")
         if name in found:
             raise _bad_weights(text, f'duplicate "{name}" weight')
-        try:
-            weight = int(number)
-        except ValueError:
-            raise _bad_weights(text, f'"{name}" weight must be an integer') from None
+        weight = int(number) if _INTEGER.fullmatch(number) else INT64_MAX + 1
+        if weight > INT64_MAX:
+            raise _bad_weights(text, f'"{name}" weight must be an integer')
         if weight < 0:
             raise _bad_weights(text, f'"{name}" weight must not be negative')
         if name not in ("slot", "core", "memory"):
@@ -113,4 +117,4 @@ def _chain(policy: str, numa_bind: bool) -> _Key:
 
 
 def _bad_weights(text: str, problem: str) -> PlacementError:
-    return PlacementError(f'invalid {keys.SCORING_WEIGHTS} annotation "{text}": {problem}')
+    return PlacementError(f'invalid {keys.SCORING_WEIGHTS} annotation "{text[:_SHOWN]}": {problem}')

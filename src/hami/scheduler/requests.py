@@ -1,7 +1,7 @@
 """From a pod object to its device requests (scheduler.md §6.2)."""
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 import msgspec
 
@@ -11,7 +11,11 @@ from hami.scheduler.answers import PlacementError, PodRequest
 from hami.scheduler.pods import info_of
 from hami.scheduler.policies import parse_weights
 from hami.vendors.request import container_request, containers_of
+from hami.vendors.selection import MAX_STEERING_TEXT, steering_keys
 from hami.vendors.types import AdmissionRejected, ContainerRequest, PodInfo, PodShape, SlotKind, VendorProfile
+
+MAX_CONTAINERS: Final = 256
+"""Containers, init containers included, of a pod that asks for devices."""
 
 _BOOKKEEPING = frozenset(
     {
@@ -50,6 +54,7 @@ def parse_pod(
         slots.append(slot)
     if not any(slots) and not invalid:
         return None
+    invalid = invalid or _too_much(slots, annotations, profiles)
     node_policy = annotations.get(keys.NODE_POLICY, node_policy)
     card_policy = annotations.get(keys.CARD_POLICY, card_policy)
     try:
@@ -73,6 +78,29 @@ def parse_pod(
             invalid,
         ),
     )
+
+
+def too_many_containers(count: int) -> str:
+    """The refusal of a pod with devices and more than `MAX_CONTAINERS` containers."""
+    return f"a pod with devices has at most {MAX_CONTAINERS} containers, this one has {count}"
+
+
+def _too_much(
+    slots: Sequence[Mapping[str, ContainerRequest]],
+    annotations: Mapping[str, str],
+    profiles: Mapping[str, VendorProfile],
+) -> str:
+    """Why judging this pod on a node would take too long, else "": no single pod may hold up the others."""
+    if len(slots) > MAX_CONTAINERS:
+        return too_many_containers(len(slots))
+    steering = [keys.NODE_POLICY, keys.CARD_POLICY]
+    for word in sorted({word for slot in slots for word in slot}):
+        steering += steering_keys(profiles[word].rules)
+    for key in steering:
+        length = len(annotations.get(key, ""))
+        if length > MAX_STEERING_TEXT:
+            return f"annotation {key} has {length} characters, at most {MAX_STEERING_TEXT} are read"
+    return ""
 
 
 def effective_amount(shape: PodShape, amounts: Iterable[int]) -> int:

@@ -19,6 +19,7 @@ from hami.protocol.errors import ObjectError
 from hami.protocol.patch import json_patch
 from hami.protocol.views import Pod
 from hami.scheduler.answers import PlacementError
+from hami.scheduler.requests import MAX_CONTAINERS, too_many_containers
 from hami.scheduler.state import ClusterState
 from hami.vendors.engine import mutate_admission
 from hami.vendors.types import AdmissionRejected, InventoryView, VendorProfile
@@ -27,6 +28,8 @@ DEFAULT_SCHEDULER = "default-scheduler"
 NODE_POLICIES = ("binpack", "spread", "fragmentation-aware")
 CARD_POLICIES = ("binpack", "spread", "mutex", "topology-aware", "numa", "fragmentation-aware")
 _BAD_REQUEST, _FORBIDDEN, _INVALID = 400, 403, 422
+_MESSAGE_CHARS = 4096  # of an answer
+_QUOTED_CHARS = 100  # of a text of the user that an answer quotes
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,18 @@ class Webhook:
         self._protected = protected_keys(profile.common_word for profile in profiles)
 
     def review(self, request: AdmissionRequest) -> AdmissionAnswer:
-        """The answer to one request; pure, the object of the request is not changed."""
+        """The answer to one request; pure, the object of the request is not changed.
+
+        Only new pods are reviewed: of an existing one the allocation is ours or a node plugin's.
+        """
+        if request.operation not in ("", "CREATE"):
+            return AdmissionAnswer(True)
+        try:
+            return self._review(request)
+        except RecursionError:
+            return AdmissionAnswer(False, "the object is nested too deeply", _BAD_REQUEST)
+
+    def _review(self, request: AdmissionRequest) -> AdmissionAnswer:
         before = request.object
         problem = _no_pod(before)
         if before is None or problem:
@@ -70,7 +84,7 @@ class Webhook:
         try:
             message, warnings = self._decide(pod, request.namespace)
         except _Denied as denied:
-            return AdmissionAnswer(False, str(denied), denied.code, warnings=denied.warnings)
+            return AdmissionAnswer(False, str(denied)[:_MESSAGE_CHARS], denied.code, warnings=denied.warnings)
         return AdmissionAnswer(True, message, patch=json_patch(before, pod), warnings=warnings)
 
     def _decide(self, pod: dict[str, Any], namespace: str) -> tuple[str, list[str]]:
@@ -134,12 +148,15 @@ def _mutate(profiles: Sequence[VendorProfile], inventory: InventoryView, pod: di
     """Every vendor's admission for every container, init containers first; whether any device is
     requested."""
     uses = False
-    for container in _containers(pod["spec"]):
+    containers = _containers(pod["spec"])
+    for container in containers:
         for profile in profiles:
             try:
                 uses = mutate_admission(profile, container, pod, inventory) or uses
             except AdmissionRejected as error:
                 raise _Denied(str(error), _INVALID) from error
+        if uses and len(containers) > MAX_CONTAINERS:
+            raise _Denied(too_many_containers(len(containers)), _INVALID)
     return uses
 
 
@@ -153,13 +170,15 @@ def _policy_warnings(pod: Mapping[str, Any]) -> list[str]:
     policy = annotations.get(keys.NODE_POLICY)
     if policy is not None and policy not in NODE_POLICIES:
         known = ", ".join(NODE_POLICIES)
-        warnings.append(f"{keys.NODE_POLICY}: unknown policy {policy!r} acts as binpack; known are {known}")
+        shown = policy[:_QUOTED_CHARS]
+        warnings.append(f"{keys.NODE_POLICY}: unknown policy {shown!r} acts as binpack; known are {known}")
     policy = annotations.get(keys.CARD_POLICY)
     if policy is not None:
         unknown = [word.strip() for word in policy.split(",") if word.strip() not in CARD_POLICIES]
         if unknown:
             known = ", ".join(CARD_POLICIES)
-            warnings.append(f"{keys.CARD_POLICY}: unknown policy {unknown[0]!r}; known are {known}")
+            shown = unknown[0][:_QUOTED_CHARS]
+            warnings.append(f"{keys.CARD_POLICY}: unknown policy {shown!r}; known are {known}")
     return warnings
 
 
@@ -168,13 +187,13 @@ def _no_pod(pod: dict[str, Any] | None) -> str:
     if pod is None:
         return "the request has no object"
     if pod.get("kind", "Pod") != "Pod":
-        return f"expected a Pod, got {pod.get('kind')!r}"
+        return f"expected a Pod, got {str(pod['kind'])[:_QUOTED_CHARS]!r}"
     if not isinstance(pod.get("metadata"), dict) or not isinstance(pod.get("spec"), dict):
         return "the object is not a Pod: metadata and spec must be objects"
     try:
         msgspec.convert(pod, Pod)
     except msgspec.ValidationError as error:
-        return f"the object is not a Pod: {error}"
+        return f"the object is not a Pod: {error}"[:_MESSAGE_CHARS]
     return ""
 
 

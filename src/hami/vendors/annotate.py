@@ -8,7 +8,6 @@ from hami.protocol.allocation import decode_allocation, encode_allocation, fit_s
 from hami.vendors.types import (
     Allocation,
     AnnotateContext,
-    ContainerDevice,
     NodeBonus,
     PodInfo,
     ScoreContext,
@@ -39,15 +38,14 @@ def read_allocation(p: VendorProfile, pod: PodInfo) -> Allocation:
     nothing.
 
     Only the allocated key counts, except for vendors whose node side may erase it. Surplus empty slots are
-    dropped; devices beyond the pod's slots stay, in slots of their own. Negative amounts count as 0: no text
-    gives a card more room than it has. Raises `AllocationError`.
+    dropped; devices beyond the pod's slots stay, in slots of their own. Raises `AllocationError`.
     """
     rules = p.rules
     text = pod.annotations.get(rules.allocated, "")
-    allocation = _decoded(text)
+    allocation = decode_allocation(text) if text else ()
     if rules.rebuild == "longer_of_both_keys" and rules.to_allocate is not None:
         other_text = pod.annotations.get(rules.to_allocate, "")
-        other = _decoded(other_text)
+        other = decode_allocation(other_text) if other_text else ()
         if _devices(other) > _devices(allocation):
             allocation = other
     if not text and not any(allocation):
@@ -71,25 +69,6 @@ def node_bonus(p: VendorProfile, ctx: ScoreContext) -> float:
     bonus: NodeBonus = p.hooks.node_bonus(ctx)
     value = bonus.value * bonus.weight
     return -value if ctx.policy == "spread" and bonus.higher_is_better else value
-
-
-def _decoded(text: str) -> Allocation:
-    if not text:
-        return ()
-    allocation = decode_allocation(text)
-    if "-" not in text or not any(_is_negative(device) for slot in allocation for device in slot):
-        return allocation
-    return tuple(tuple(map(_not_negative, slot)) for slot in allocation)
-
-
-def _is_negative(device: ContainerDevice) -> bool:
-    return device.usedmem < 0 or device.usedcores < 0
-
-
-def _not_negative(device: ContainerDevice) -> ContainerDevice:
-    if not _is_negative(device):
-        return device
-    return ContainerDevice(device.uuid, device.type, max(0, device.usedmem), max(0, device.usedcores))
 
 
 def _devices(allocation: Allocation) -> int:

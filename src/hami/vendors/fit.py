@@ -35,7 +35,7 @@ from hami.vendors.types import (
     Usage,
     VendorProfile,
 )
-from hami.vendors.usage import effective, quota_use
+from hami.vendors.usage import Held, quota_use
 
 MAX_CORES = 100  # percent: a larger request is read as a whole card
 
@@ -80,6 +80,7 @@ class _Fit:
         "_cordoned",
         "_ctx",
         "_has_quota",
+        "_held",
         "_mutex",
         "_p",
         "_reasons",
@@ -102,6 +103,7 @@ class _Fit:
             quota.mem_left is not None or quota.cores_left is not None
         )
         self._total_cores: dict[str, int] | None = None
+        self._held: Held | None = None
         self._total = len(ctx.candidates)
         self._reasons: dict[str, int] = {}
 
@@ -314,9 +316,12 @@ class _Fit:
         p, ctx = self._p, self._ctx
         if self._total_cores is None:
             self._total_cores = {c.info.id: c.info.devcore for c in ctx.candidates}
+        if self._held is None:
+            self._held = Held(p, ctx.pod.shape, inits_finished=False)
+            for slot in ctx.allocated:
+                self._held.append(slot)
         candidate = ContainerDevice(card.info.id, ctx.request.type, need.mem, need.cores)
-        held = effective(p, ctx.pod.shape, (*ctx.allocated, (*taken, candidate)), inits_finished=False)
-        mem, cores = quota_use(p, held, self._total_cores)
+        mem, cores = quota_use(p, self._held.total_with((*taken, candidate)), self._total_cores)
         quota = ctx.quota
         return not (
             (quota.mem_left is not None and mem > quota.mem_left)

@@ -12,6 +12,10 @@ from typing import Final
 from hami.protocol import keys
 from hami.vendors.types import Rules
 
+MAX_STEERING_TEXT: Final = 16 * 1024
+"""Longest annotation that may steer a placement: the check of a card must not depend on what users write."""
+
+_REMEMBERED: Final = 512  # texts of up to MAX_STEERING_TEXT characters
 _TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 
 
@@ -37,6 +41,12 @@ class Selection:
     def allows_model(self, card_type: str, mode: str) -> bool:
         """Whether type lists and accepted modes admit a card of this registered type and mode."""
         return self.allows_mode(mode) and _type_passes(self.use_types, self.no_use_types, card_type)
+
+
+def steering_keys(rules: Rules) -> tuple[str, ...]:
+    """The pod annotations that `select` reads for the vendor with these rules."""
+    single = (rules.use_type, rules.no_use_type, rules.mode, rules.numa_bind)
+    return (*rules.use_uuid, *rules.no_use_uuid, *filter(None, single))
 
 
 def select(rules: Rules, annotations: Mapping[str, str]) -> Selection:
@@ -65,7 +75,7 @@ def policy_words(value: str) -> frozenset[str]:
     return _ids(value)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_REMEMBERED)
 def _selection(
     use_ids: tuple[str, ...],
     no_use_ids: tuple[str, ...],
@@ -87,7 +97,7 @@ def _selection(
 _NO_CONSTRAINT: Final = Selection()
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=_REMEMBERED)
 def _ids(text: str) -> frozenset[str]:
     return frozenset(item for raw in text.split(",") if (item := raw.strip()))
 

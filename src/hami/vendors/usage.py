@@ -5,7 +5,7 @@ while it starts, for each ordinary init container that one beside the sidecars d
 is charged the largest of these until its init containers are finished, the steady sum afterwards.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from hami.vendors.types import (
@@ -46,22 +46,53 @@ def effective(
     p: VendorProfile, pod: PodShape, allocation: Allocation, inits_finished: bool
 ) -> dict[str, Usage]:
     """What the pod holds of each card (by id). Slots beyond the shape count as app containers."""
-    algebra = p.algebra
-    steady: dict[str, Usage] = {}  # sidecars so far, and in the end the apps too
-    peak: dict[str, Usage] = {}
-    kinds = pod.kinds
-    for position, slot in enumerate(allocation):
+    held = Held(p, pod, inits_finished)
+    for slot in allocation:
+        held.append(slot)
+    return held.total()
+
+
+class Held:
+    """The effective use of a pod, slot by slot; `total_with` asks what one more slot would make of it."""
+
+    __slots__ = ("_algebra", "_inits_finished", "_kinds", "_peak", "_position", "_steady")
+
+    def __init__(self, p: VendorProfile, pod: PodShape, inits_finished: bool) -> None:
+        self._algebra = p.algebra
+        self._kinds = pod.kinds
+        self._inits_finished = inits_finished
+        self._position = 0
+        self._steady: dict[str, Usage] = {}  # sidecars so far, and in the end the apps too
+        self._peak: dict[str, Usage] = {}  # of the init containers so far
+
+    def append(self, slot: Sequence[ContainerDevice]) -> None:
+        """The next container's devices."""
+        position = self._position
+        self._position += 1
         if not slot:
-            continue
-        if position < len(kinds) and kinds[position] is SlotKind.INIT:
-            if not inits_finished:
-                start = dict(steady)
-                _add_devices(algebra, start, slot)
-                _combine_into(algebra, peak, start)
-        else:
-            _add_devices(algebra, steady, slot)
-    _combine_into(algebra, peak, steady)
-    return peak
+            return
+        if position >= len(self._kinds) or self._kinds[position] is not SlotKind.INIT:
+            _add_devices(self._algebra, self._steady, slot)
+        elif not self._inits_finished:
+            start = dict(self._steady)
+            _add_devices(self._algebra, start, slot)
+            _combine_into(self._algebra, self._peak, start)
+
+    def total(self) -> dict[str, Usage]:
+        """The use of each card (by id)."""
+        peak = dict(self._peak)
+        _combine_into(self._algebra, peak, self._steady)
+        return peak
+
+    def total_with(self, slot: Sequence[ContainerDevice]) -> dict[str, Usage]:
+        """`total` as it would be with this slot as the next one."""
+        position, steady, peak = self._position, self._steady, self._peak
+        self._steady, self._peak = dict(steady), dict(peak)
+        try:
+            self.append(slot)
+            return self.total()
+        finally:
+            self._position, self._steady, self._peak = position, steady, peak
 
 
 def container_usage(p: VendorProfile, slot: Iterable[ContainerDevice]) -> dict[str, Usage]:

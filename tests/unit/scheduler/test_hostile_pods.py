@@ -1,0 +1,130 @@
+"""Pods made to hurt: an exact answer within bounds, whatever they hold."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hami.protocol.admission import AdmissionRequest
+from hami.scheduler.answers import PlacementError
+from hami.scheduler.edge import scheduler_routes
+from hami.scheduler.requests import MAX_CONTAINERS
+from hami.scheduler.webhook import Webhook, WebhookSettings
+from hami.vendors.selection import MAX_STEERING_TEXT
+
+DEVICES = {"limits": {"nvidia.com/gpu": "1"}}
+
+
+@pytest.fixture
+def webhook(lab: Any) -> Webhook:
+    return Webhook(lab.state, lab.profiles(), WebhookSettings("hami-scheduler"))
+
+
+def create(pod: dict[str, Any] | None, operation: str = "CREATE") -> AdmissionRequest:
+    return AdmissionRequest(uid="u", operation=operation, namespace="ns", object=pod)
+
+
+def nested(depth: int) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def test_a_pod_nested_too_deeply_is_denied(webhook: Webhook, lab: Any) -> None:
+    answer = webhook.review(create(lab.pod("p", lab.container(x=nested(900)))))
+    assert (answer.allowed, answer.code, answer.message) == (False, 400, "the object is nested too deeply")
+
+
+@pytest.mark.parametrize("operation", ["UPDATE", "DELETE", "CONNECT"])
+def test_existing_pods_are_left_alone(webhook: Webhook, lab: Any, operation: str) -> None:
+    held = lab.pod("p", annotations={"hami.io/vgpu-node": "n1"})
+    assert webhook.review(create(held, operation)).patch == ()
+    assert webhook.review(create(None, operation)).allowed
+
+
+def test_a_pod_with_devices_and_too_many_containers_is_denied_and_fits_nowhere(
+    webhook: Webhook, lab: Any
+) -> None:
+    lab.node("n1", lab.card("a"))
+    inits = [lab.container(f"i{at}") for at in range(MAX_CONTAINERS)]
+    pod = lab.pod("p", inits=inits)
+    text = f"a pod with devices has at most {MAX_CONTAINERS} containers, this one has {MAX_CONTAINERS + 1}"
+    answer = webhook.review(create(pod))
+    assert (answer.allowed, answer.code, answer.message) == (False, 422, text)
+    assert lab.refused(pod) == {"n1": text}
+    assert webhook.review(create(lab.pod("p", inits=inits[1:]))).allowed
+
+
+def test_a_pod_without_devices_may_have_any_number_of_containers(webhook: Webhook, lab: Any) -> None:
+    plain = lab.container("c", gpus=None)
+    assert webhook.review(create(lab.pod("p", *[plain] * (MAX_CONTAINERS + 1)))).allowed
+
+
+@pytest.mark.parametrize("key", ["nvidia.com/use-gpuuuid", "hami.io/gpu-scheduler-policy"])
+def test_an_annotation_too_long_to_steer_by_is_denied_and_fits_nowhere(
+    webhook: Webhook, lab: Any, key: str
+) -> None:
+    lab.node("n1", lab.card("a"))
+    pod = lab.pod("p", annotations={key: "x," * MAX_STEERING_TEXT})
+    text = f"annotation {key} has {2 * MAX_STEERING_TEXT} characters, at most {MAX_STEERING_TEXT} are read"
+    answer = webhook.review(create(pod))
+    assert (answer.allowed, answer.code, answer.message) == (False, 422, text)
+    assert lab.refused(pod) == {"n1": text}
+
+
+@pytest.mark.parametrize("weight", ["9" * 19, "9" * 400, "9" * 5000, "1_0", "１"])
+def test_a_weight_beyond_int64_is_refused(lab: Any, weight: str) -> None:
+    annotations = {"hami.io/device-scoring-weights": f"slot={weight},core=1,memory=1"}
+    with pytest.raises(PlacementError, match='"slot" weight must be an integer') as refused:
+        lab.request(lab.pod("p", annotations=annotations))
+    assert len(str(refused.value)) < 500
+
+
+def test_the_largest_weights_place_a_pod(lab: Any) -> None:
+    lab.node("n1", lab.card("a"))
+    text = ",".join(f"{name}={2**63 - 1}" for name in ("slot", "core", "memory"))
+    pod = lab.pod("p", lab.container(mem=10), annotations={"hami.io/device-scoring-weights": text})
+    assert lab.placed(pod) == ("n1", [["a"]])
+
+
+@pytest.mark.parametrize("text", ["x" * 10**6, ",".join("x" * 1000 for _ in range(1000))])
+def test_answers_quote_only_the_start_of_long_texts(webhook: Webhook, lab: Any, text: str) -> None:
+    for pod in (
+        {**lab.pod("p"), "kind": text},
+        lab.pod("p", lab.container(text, gpus=0)),
+        lab.pod("p", annotations={"hami.io/device-scoring-weights": text}),
+        lab.pod("p", annotations={"hami.io/node-scheduler-policy": text[:10_000]}),
+        lab.pod("p", annotations={"hami.io/gpu-scheduler-policy": text[:10_000]}),
+    ):
+        answer = webhook.review(create(pod))
+        assert len(answer.message) + sum(map(len, answer.warnings)) <= 4096
+
+
+async def test_a_fault_of_ours_denies_with_an_answer(
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_request: AdmissionRequest) -> None:
+        raise ValueError("secret")
+
+    monkeypatch.setattr(webhook, "review", broken)
+    verbs = SimpleNamespace(filter=None, simulate=None, bind=None)
+    application = scheduler_routes(verbs, webhook, {}, 1 << 20)  # type: ignore[arg-type]
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps({"request": {"uid": "u", "object": {}}}).encode()}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": "/webhook", "method": "POST", "client": ("192.0.2.1", 1)}
+    await application(scope, receive, send)
+    assert sent[0]["status"] == 200
+    response = json.loads(sent[1]["body"])["response"]
+    assert response == {
+        "uid": "u",
+        "allowed": False,
+        "status": {"code": 500, "message": "internal error: ValueError"},
+    }
