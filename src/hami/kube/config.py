@@ -188,7 +188,7 @@ def load_kubeconfig(paths: list[Path], *, context: str = "") -> ClientConfig:
     ca_pem = _inline("certificate-authority-data", cluster.certificate_authority_data)
     return ClientConfig(
         server=cluster.server.rstrip("/"),
-        credentials=_credentials(chosen.user, user, user_dir, cluster),
+        credentials=_credentials(chosen.user, user, user_dir, cluster, cluster_dir),
         ca_pem=ca_pem,
         ca_path=cluster_dir / cluster.certificate_authority
         if cluster.certificate_authority and not ca_pem
@@ -216,11 +216,14 @@ def _merge_file(merged: _Merged, path: Path) -> None:
         merged.users.setdefault(user.name, (user.user, folder))
 
 
-def _credentials(name: str, user: _User, folder: Path, cluster: _Cluster) -> CredentialSource:
+def _credentials(
+    name: str, user: _User, folder: Path, cluster: _Cluster, cluster_dir: Path
+) -> CredentialSource:
     if user.auth_provider is not None:
         raise ConfigError(f"user {name!r}: auth-provider is not supported, use an exec plugin")
     if user.exec is not None:
-        return _exec_credentials(name, user.exec, folder, cluster)
+        info = _cluster_info(cluster, cluster_dir) if user.exec.provide_cluster_info else None
+        return _exec_credentials(name, user.exec, folder, info)
     certificate = _inline("client-certificate-data", user.client_certificate_data)
     key = _inline("client-key-data", user.client_key_data)
     has_certificate = bool(certificate or user.client_certificate)
@@ -249,7 +252,9 @@ def _authorization(user: _User) -> str:
     return ""
 
 
-def _exec_credentials(name: str, plugin: _Exec, folder: Path, cluster: _Cluster) -> ExecCredential:
+def _exec_credentials(
+    name: str, plugin: _Exec, folder: Path, cluster_info: dict[str, object] | None
+) -> ExecCredential:
     if plugin.api_version not in _EXEC_VERSIONS:
         raise ConfigError(f"user {name!r}: exec apiVersion {plugin.api_version!r} is not supported")
     if plugin.interactive_mode == "Always":
@@ -261,15 +266,6 @@ def _exec_credentials(name: str, plugin: _Exec, folder: Path, cluster: _Cluster)
         if "name" not in pair:
             raise ConfigError(f"user {name!r}: an exec env entry has no name")
         env[pair["name"]] = pair.get("value", "")
-    info: dict[str, object] | None = None
-    if plugin.provide_cluster_info:
-        info = {"server": cluster.server}
-        if cluster.certificate_authority_data:
-            info["certificate-authority-data"] = cluster.certificate_authority_data
-        if cluster.tls_server_name:
-            info["tls-server-name"] = cluster.tls_server_name
-        if cluster.insecure_skip_tls_verify:
-            info["insecure-skip-tls-verify"] = True
     command = plugin.command
     if os.sep in command and not Path(command).is_absolute():
         command = str(folder / command)
@@ -278,9 +274,24 @@ def _exec_credentials(name: str, plugin: _Exec, folder: Path, cluster: _Cluster)
         args=tuple(plugin.args or ()),
         env=env,
         api_version=plugin.api_version,
-        cluster_info=info,
+        cluster_info=cluster_info,
         install_hint=plugin.install_hint or "",
     )
+
+
+def _cluster_info(cluster: _Cluster, folder: Path) -> dict[str, object]:
+    """What an exec plugin is told about the cluster (``spec.cluster`` of its input)."""
+    info: dict[str, object] = {"server": cluster.server}
+    if cluster.certificate_authority_data:
+        info["certificate-authority-data"] = cluster.certificate_authority_data
+    elif cluster.certificate_authority:
+        pem = _read(folder / cluster.certificate_authority)
+        info["certificate-authority-data"] = base64.b64encode(pem).decode()
+    if cluster.tls_server_name:
+        info["tls-server-name"] = cluster.tls_server_name
+    if cluster.insecure_skip_tls_verify:
+        info["insecure-skip-tls-verify"] = True
+    return info
 
 
 def _inline(what: str, text: str) -> bytes:

@@ -1,1 +1,1 @@
-"""ClusterState, placement, policies and quota; around them the HTTP edge: extender, webhook, bind, metrics."""
+"""Scheduling: one cluster state, the decisions that follow from it, and the HTTP edge around it."""

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import ssl
 import time
 from collections.abc import AsyncIterator
@@ -266,3 +267,35 @@ async def test_the_tls_server_name_replaces_the_address_in_the_check(
     async with Client(config, Limits(qps=0)) as client:
         with pytest.raises(TransportError):
             await client.get(NODES, "n1", dict)
+
+
+async def test_an_exec_plugin_of_a_kubeconfig_is_told_about_its_cluster(tmp_path: Path) -> None:
+    path = tmp_path / "bin" / "plugin"
+    path.parent.mkdir()
+    path.write_text(
+        "#!/bin/sh\n"
+        f'echo "$KUBERNETES_EXEC_INFO" > {tmp_path}/info\n'
+        'echo "{\\"kind\\":\\"ExecCredential\\",\\"apiVersion\\":\\"client.authentication.k8s.io/v1\\",'
+        '\\"status\\":{\\"token\\":\\"$1-$WHO\\"}}"\n'
+    )
+    path.chmod(0o755)
+    (tmp_path / "ca.pem").write_bytes(b"PEM")
+    cluster = {"server": "https://s", "certificate-authority": "ca.pem", "tls-server-name": "t"}
+    plugin_spec = {
+        "apiVersion": "client.authentication.k8s.io/v1",
+        "command": "./bin/plugin",
+        "args": ["arg"],
+        "env": [{"name": "WHO", "value": "me"}],
+        "provideClusterInfo": True,
+    }
+    config = load_kubeconfig([kubeconfig(tmp_path / "config", cluster, {"exec": plugin_spec})])
+    assert (await config.credentials.current()).authorization == "Bearer arg-me"
+    info = json.loads((tmp_path / "info").read_text())
+    assert info["spec"] == {
+        "interactive": False,
+        "cluster": {
+            "server": "https://s",
+            "certificate-authority-data": b64(b"PEM"),
+            "tls-server-name": "t",
+        },
+    }
