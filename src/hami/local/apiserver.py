@@ -17,6 +17,8 @@ import yaml
 from aiohttp import web
 
 from hami.local import discovery, errors, openapi
+from hami.local.controllers import default_controllers
+from hami.local.controllers.controller import Context
 from hami.local.errors import ApiError
 from hami.local.objects import Object
 from hami.local.podlog import LogSource
@@ -34,6 +36,8 @@ Intercept = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
 class ApiServer:
     """One API server on 127.0.0.1; ``await start()``, then ``url``; ``await stop()`` ends every watch.
+
+    The controllers (workloads, garbage collection, endpoints) run from start to stop.
 
     ``token``: when set, requests need it as bearer token (401 otherwise). ``tls``: serve HTTPS.
     ``bookmark_interval_s``: how often a watch that allows bookmarks gets one.
@@ -58,6 +62,7 @@ class ApiServer:
         self.seen: deque[tuple[str, str]] = deque(maxlen=10_000)
         self._token = token
         self._tls = tls
+        self._controllers = default_controllers(Context(self.registry, clock))
         self._rest = Rest(self.registry, clock, bookmark_interval_s)
         self._runner: web.AppRunner | None = None
         self._port = 0
@@ -88,9 +93,11 @@ class ApiServer:
         await site.start()
         self._port = self._runner.addresses[0][1]
         self._rest.open()
+        self._controllers.start()
 
     async def stop(self) -> None:
         """End all watches and connections. The store stays as it is; ``start`` serves it again."""
+        await self._controllers.stop()
         self._rest.close()
         if self._runner is not None:
             await self._runner.cleanup()

@@ -36,6 +36,8 @@ from hami.local.store import Event, Store
 MAX_EVENTS = 10_000  # Event objects kept; the oldest go first
 _PATCH_ATTEMPTS = 5
 _GONE_PHASES = ("Succeeded", "Failed")
+FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
+_PROPAGATION = {"Foreground": FOREGROUND, "Orphan": ORPHAN, "Background": ""}
 
 
 Change = Callable[[Object], Object]
@@ -43,16 +45,35 @@ Change = Callable[[Object], Object]
 
 
 class DeleteOptions:
-    """The fields of ``metav1.DeleteOptions`` that matter here. Grace in seconds, None = the object's own."""
+    """The fields of ``metav1.DeleteOptions`` that matter here. Grace in seconds, None = the object's own.
 
-    __slots__ = ("dry_run", "grace_s", "resource_version", "uid")
+    ``finalizer`` is what the propagation policy puts on the object; None: the object's finalizers stay.
+    """
 
-    def __init__(self, body: Any = None, *, grace_s: int | None = None, dry_run: bool = False) -> None:
+    __slots__ = ("dry_run", "finalizer", "grace_s", "resource_version", "uid")
+
+    def __init__(
+        self,
+        body: Any = None,
+        *,
+        grace_s: int | None = None,
+        dry_run: bool = False,
+        propagation: str = "",
+    ) -> None:
         options = body if isinstance(body, dict) else {}
         wanted = options.get("gracePeriodSeconds", grace_s)
         if wanted is not None and (not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 0):
             raise bad_request(f"gracePeriodSeconds {wanted!r} is not a number of seconds")
         self.grace_s: int | None = wanted
+        policy = str(options.get("propagationPolicy") or propagation)
+        if not policy and "orphanDependents" in options:
+            policy = "Orphan" if options["orphanDependents"] else "Background"
+        if policy and policy not in _PROPAGATION:
+            raise bad_request(
+                f'invalid DeleteOptions: propagationPolicy: Unsupported value: "{policy}": supported values: '
+                '"Background", "Foreground", "Orphan"'
+            )
+        self.finalizer: str | None = _PROPAGATION[policy] if policy else None
         self.uid = str(dig(options, "preconditions", "uid") or "")
         self.resource_version = str(dig(options, "preconditions", "resourceVersion") or "")
         self.dry_run = dry_run or "All" in (options.get("dryRun") or [])
@@ -184,6 +205,8 @@ class Registry:
             return current
         grace = self._grace(resource, current, options.grace_s)
         marked = clone(current)
+        if options.finalizer is not None and not meta(marked).get("deletionTimestamp"):
+            _set_propagation(marked, options.finalizer)
         deadline = meta(marked).get("deletionGracePeriodSeconds")
         if not meta(marked).get("deletionTimestamp") or (deadline is not None and grace < int(deadline)):
             meta(marked)["deletionTimestamp"] = rfc3339(self._clock() + grace)
@@ -326,6 +349,15 @@ class Registry:
         strategy.stamp_new(obj, now=self._clock(), uid=_new_uid(), suffix="")
         apply_defaults(resource, obj)
         self.store.create(resource, obj)
+
+
+def _set_propagation(obj: Object, finalizer: str) -> None:
+    """Leave ``finalizer`` as the only one of those that say what becomes of dependents."""
+    kept = [item for item in meta(obj).get("finalizers") or [] if item not in (FOREGROUND, ORPHAN)]
+    if finalizer:
+        kept.append(finalizer)
+    if kept or meta(obj).get("finalizers"):
+        meta(obj)["finalizers"] = kept
 
 
 def _new_uid() -> str:

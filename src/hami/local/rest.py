@@ -18,12 +18,13 @@ from hami.local.objects import Object, dig, meta, parse_time
 from hami.local.podlog import LogRequest, LogSource
 from hami.local.registry import DeleteOptions, Registry
 from hami.local.resources import PODS, Resource
+from hami.local.scale import scale_of, scaled
 from hami.local.watch import Watches
 
 _SNAPSHOTS = 64  # unfinished paged lists that are remembered; older ones answer 410
 _SUBRESOURCE_METHODS = {
     "status": ("GET", "PUT", "PATCH"), "finalize": ("PUT",), "binding": ("POST",), "eviction": ("POST",),
-    "log": ("GET",),
+    "log": ("GET",), "scale": ("GET", "PUT", "PATCH"),
 }  # fmt: skip
 
 
@@ -251,7 +252,25 @@ class Rest:
             return _json(_success(None), 201)
         if subresource == "log":
             return await self._log(request, namespace, name)
+        if subresource == "scale":
+            return await self._scale(request, resource, namespace, name)
         return await self._object(request, resource, namespace, name, subresource)
+
+    async def _scale(
+        self, request: web.Request, resource: Resource, namespace: str, name: str
+    ) -> web.Response:
+        if request.method == "GET":
+            return _json(scale_of(self._store.get(resource, namespace, name)))
+        if request.method == "PUT":
+            body = await _body(request)
+            make: Callable[[Object], Object] = lambda _current: body  # noqa: E731
+        else:
+            make = await self._patch(request, resource)
+        obj, _ = await self._registry.update(
+            resource, namespace, name, lambda current: scaled(current, make(scale_of(current))),
+            dry_run=_dry_run(request),
+        )  # fmt: skip
+        return _json(scale_of(obj))
 
     async def _log(self, request: web.Request, namespace: str, name: str) -> web.StreamResponse:
         pod = self._store.get(PODS, namespace, name)
@@ -317,7 +336,12 @@ class Rest:
 
     async def _delete_options(self, request: web.Request) -> DeleteOptions:
         body = await _body(request) if request.can_read_body else None
-        return DeleteOptions(body, grace_s=_number(request, "gracePeriodSeconds"), dry_run=_dry_run(request))
+        return DeleteOptions(
+            body,
+            grace_s=_number(request, "gracePeriodSeconds"),
+            dry_run=_dry_run(request),
+            propagation=request.query.get("propagationPolicy", ""),
+        )
 
 
 def _view(request: web.Request) -> tuple[str, str]:
