@@ -203,3 +203,74 @@ def test_quota_of_another_vendor_is_checked_at_fit(lab: Lab) -> None:
     assert not lab.state.quota_allows(request)
     assert lab.refused(lab.pod("new", alt(lab))) == {"n1": "1/1 ResourceQuotaNotFit"}
     assert lab.filter(lab.pod("gpu", alt(lab, mem=99))).node == "n1"
+
+
+def test_annotations_of_placed_pods_reach_the_fit_of_others(lab: Lab) -> None:
+    def same_class(context: FitContext, card: Any) -> str | None:
+        mine = context.pod.annotations.get("example.com/class")
+        theirs = {holder.annotations.get("example.com/class") for holder in card.holders}
+        return None if theirs <= {mine} else "CardAppClassMismatch"
+
+    profile = replace(other_vendor(card_rule=same_class), placed_annotations=("example.com/class",))
+    lab = cluster(lab, profile)
+    alt_node(lab, "n1", "x")
+
+    def of_class(name: str, word: str) -> Any:
+        return lab.pod(name, alt(lab, "c1"), alt(lab, "c2"), annotations={"example.com/class": word})
+
+    assert isinstance(lab.filter(of_class("a", "gold")), Placement)
+    assert lab.refused(of_class("b", "iron")) == {"n1": "1/1 CardAppClassMismatch"}
+    assert isinstance(lab.filter(of_class("c", "gold")), Placement)
+    lab.see(lab.bound(of_class("a", "gold")))
+    assert lab.refused(of_class("b", "iron")) == {"n1": "1/1 CardAppClassMismatch"}
+    lab.state.delete_pod("uid-a")
+    lab.state.delete_pod("uid-c")
+    assert isinstance(lab.filter(of_class("b", "iron")), Placement)
+
+
+def test_a_vendor_may_charge_quota_in_its_own_measure(lab: Lab) -> None:
+    def percent_of_total(used: Any, total_cores: int) -> tuple[int, int]:
+        return used.mem, used.cores * 100 // total_cores if total_cores else 0
+
+    lab = cluster(lab, other_vendor(quota_use=percent_of_total))
+    lab.see(
+        lab.pod(
+            "h",
+            annotations={"hami.io/vgpu-node": "n1", "example.com/allocated": "x,Alt,7,50:;"},
+            node="n1",
+        )
+    )
+
+    def cores() -> int:
+        return sum(one.used for one in lab.state.quota_usage() if one.resource == "example.com/altcores")
+
+    assert cores() == 0  # the card is not known yet
+    annotations = {REGISTER: json.dumps([lab.card("x", devcore=200)])}
+    obj = {"metadata": {"name": "n1", "annotations": annotations}}
+    lab.state.upsert_node(msgspec.convert(obj, views.Node), lab.now)
+    assert cores() == 25
+    lab.state.delete_node("n1")
+    assert cores() == 0
+    lab.state.delete_pod("uid-h")
+    assert list(lab.state.quota_usage()) == []
+
+
+def test_a_count_the_node_does_not_really_have_limits_nothing(lab: Lab) -> None:
+    profile = other_vendor()
+    lab = cluster(lab, replace(profile, rules=replace(profile.rules, real_count=False)))
+    annotations = {REGISTER: json.dumps([lab.card("x")])}
+    status = {"allocatable": {"example.com/alt": "0", "example.com/altmem": "one"}}
+    obj = {"metadata": {"name": "n1", "annotations": annotations}, "status": status}
+    lab.state.upsert_node(msgspec.convert(obj, views.Node), lab.now)
+    assert isinstance(lab.filter(lab.pod("new", alt(lab))), Placement)
+
+
+def test_unreadable_quantities_count_as_not_reported(lab: Lab) -> None:
+    lab = cluster(lab, other_vendor())
+    annotations = {REGISTER: json.dumps([lab.card("x")])}
+    obj = {
+        "metadata": {"name": "n1", "annotations": annotations},
+        "status": {"allocatable": {"example.com/alt": "one"}},
+    }
+    lab.state.upsert_node(msgspec.convert(obj, views.Node), lab.now)
+    assert isinstance(lab.filter(lab.pod("new", alt(lab))), Placement)
