@@ -123,3 +123,18 @@ def test_throttled_time_is_published(node: Node) -> None:
     device = layout.EXTENSION_OFFSET + layout.Extension.devices.offset
     assert layout.ExtensionDevice.throttled.read(data, device) > 100_000_000
     assert layout.ExtensionDevice.core_limit.read(data, device) == 10
+
+
+def test_the_leader_writes_what_nvml_shows_into_the_slots(node: Node) -> None:
+    """9.6: utilisation and memory of each process, for the monitor."""
+    node.settings["FAKEGPU_CONTEXT_MIB"] = "100"
+    shell = launcher(node, CUDA_DEVICE_SM_LIMIT="50")
+    slot, seen = layout.V1.procs.base(0), []
+    for _ in range(20):
+        shell.must("launchfor 500 10 128")
+        data = node.region().read_bytes()
+        seen.append(layout.V1Slot.util_sm.read(data, slot))
+        if seen[-1] > 10:
+            break
+    assert 10 < seen[-1] <= 100
+    assert layout.V1Slot.monitorused.read(data, slot) == 100 * 1024 * 1024

@@ -304,5 +304,9 @@ static inline int vg_call_nvmlDeviceGetComputeRunningProcesses_v3(void *device, 
     int (*driver)(void *device, unsigned *count, void *records) = (int (*)(void *device, unsigned *count, void *records))vg_target(VG_T_nvmlDeviceGetComputeRunningProcesses_v3);
     return driver != NULL ? driver(device, count, records) : vg_missing(VG_T_nvmlDeviceGetComputeRunningProcesses_v3);
 }
+static inline int vg_call_nvmlDeviceGetProcessUtilization(void *device, struct vg_nvml_sample *samples, unsigned *count, uint64_t since) {
+    int (*driver)(void *device, struct vg_nvml_sample *samples, unsigned *count, uint64_t since) = (int (*)(void *device, struct vg_nvml_sample *samples, unsigned *count, uint64_t since))vg_target(VG_T_nvmlDeviceGetProcessUtilization);
+    return driver != NULL ? driver(device, samples, count, since) : vg_missing(VG_T_nvmlDeviceGetProcessUtilization);
+}
 
 #endif

@@ -32,8 +32,7 @@ void vg_host_pid_at_init(void) {
         settle(VG_HOST_PID_SAME_NAMESPACE, getpid());
 }
 
-/* The process list of a device in memory of its own (never on the stack); NULL: NVML does not say. */
-static struct vg_nvml_process *list(int device, unsigned *count) {
+struct vg_nvml_process *vg_nvml_list(int device, unsigned *count) {
     void *nvml = vg_nvml_device(device);
     if (nvml == NULL)
         return NULL;
@@ -49,7 +48,7 @@ static struct vg_nvml_process *list(int device, unsigned *count) {
     return NULL;
 }
 
-static void release(struct vg_nvml_process *records) {
+void vg_nvml_list_free(struct vg_nvml_process *records) {
     if (records != NULL)
         munmap(records, RECORDS * sizeof *records);
 }
@@ -66,14 +65,14 @@ void vg_host_pid_before(struct vg_pids *before, int device) {
     if (own_pid_settled())
         return;
     unsigned count = 0;
-    struct vg_nvml_process *records = list(device, &count);
+    struct vg_nvml_process *records = vg_nvml_list(device, &count);
     if (records == NULL)
         return;
     before->valid = true;
     before->count = count < VG_PIDS_SEEN ? count : VG_PIDS_SEEN;
     for (unsigned i = 0; i < before->count; i++)
         before->pids[i] = records[i].pid;
-    release(records);
+    vg_nvml_list_free(records);
 }
 
 static bool listed(const struct vg_pids *pids, uint32_t pid) {
@@ -87,13 +86,13 @@ static bool listed(const struct vg_pids *pids, uint32_t pid) {
 static int64_t only_new(const struct vg_pids *before, int device) {
     unsigned count = 0;
     int64_t found = 0;
-    struct vg_nvml_process *records = list(device, &count);
+    struct vg_nvml_process *records = vg_nvml_list(device, &count);
     for (unsigned i = 0; records != NULL && i < count && found >= 0; i++) {
         uint32_t pid = records[i].pid;
         if (!listed(before, pid) && vg_slot_find(&vg_process.space, (int32_t)pid, false, true) < 0)
             found = found == 0 ? (int64_t)pid : -1;
     }
-    release(records);
+    vg_nvml_list_free(records);
     return found;
 }
 
@@ -125,15 +124,23 @@ bool vg_pid_is_own(uint32_t pid) {
     return pid != 0 && (pid == (uint32_t)host || pid == (uint32_t)getpid());
 }
 
+int vg_slot_of_nvml_pid(uint32_t pid) {
+    struct vg_space *space = &vg_process.space;
+    uint32_t flags = atomic_load(&space->extension->flags);
+    bool own = (flags & VG_FLAG_NVML_SETTLED) != 0 && (flags & VG_FLAG_NVML_OWN_NAMESPACE) != 0;
+    int slot = vg_slot_find(space, (int32_t)pid, own, !own);
+    return slot < 0 && space->own != NULL && vg_pid_is_own(pid) ? space->slot : slot;
+}
+
 bool vg_nvml_own_memory(int device, uint64_t *bytes) {
     unsigned count = 0;
     bool found = false;
-    struct vg_nvml_process *records = list(device, &count);
+    struct vg_nvml_process *records = vg_nvml_list(device, &count);
     for (unsigned i = 0; records != NULL && i < count && !found; i++) {
         found = vg_pid_is_own(records[i].pid) && records[i].used != not_available;
         if (found)
             *bytes = records[i].used;
     }
-    release(records);
+    vg_nvml_list_free(records);
     return found;
 }

@@ -63,16 +63,12 @@ int vg_nvml_memory_v2(vg_fn_nvml_memory_v2 driver, void *device, struct vg_nvml_
     return VG_NVML_SUCCESS;
 }
 
-/* The PID inside the container of a record's process; 0: it belongs to somebody else. Which of the two
- * numbers the driver reports is settled once; until then only the own process is recognised. */
+/* The PID inside the container of a record's process; 0: it belongs to somebody else. */
 static uint32_t container_pid(uint32_t pid) {
-    uint32_t flags = atomic_load(&vg_process.space.extension->flags);
-    bool settled = (flags & VG_FLAG_NVML_SETTLED) != 0, own = (flags & VG_FLAG_NVML_OWN_NAMESPACE) != 0;
-    int slot = vg_slot_find(&vg_process.space, (int32_t)pid, settled && own, !(settled && own));
+    int slot = vg_slot_of_nvml_pid(pid);
     if (slot >= 0)
         return (uint32_t)vg_process.space.region->procs[slot].pid;
-    return (vg_gate->word & VG_GATE_READY) != 0 && vg_pid_is_own(pid) ? (uint32_t)vg_process.space.own->pid
-                                                                      : 0;
+    return vg_process.space.own != NULL && vg_pid_is_own(pid) ? (uint32_t)vg_process.space.own->pid : 0;
 }
 
 typedef int (*process_list)(void *device, unsigned *count, void *records);

@@ -5,6 +5,7 @@
 #include "elf_walk.h"
 #include "mem.h"
 #include "process.h"
+#include "sample.h"
 #include "slots.h"
 #include "thread.h"
 #include "util.h"
@@ -47,6 +48,8 @@ static void *lead(void *unused) {
         raise_peaks(space);
         if (round % SWEEP_EVERY == 0)
             sweep(space);
+        if (round % SWEEP_EVERY == 0 || atomic_load(&vg_gate->limited_mask) != 0)
+            vg_sample_processes();
         vg_pause_ns(second_ns);
     }
     return NULL;

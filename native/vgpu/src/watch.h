@@ -1,4 +1,4 @@
-/* One leader per container keeps the once-a-second word and clears the slots of the dead. */
+/* One leader per container keeps the once-a-second word, clears the slots of the dead and samples NVML. */
 #ifndef VGPU_WATCH_H
 #define VGPU_WATCH_H
 

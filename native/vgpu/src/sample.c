@@ -1,0 +1,94 @@
+#define _GNU_SOURCE
+#include "sample.h"
+
+#include "devices.h"
+#include "hooks.h"
+#include "hostpid.h"
+#include "process.h"
+#include "slots.h"
+#include "util.h"
+
+#include <sys/mman.h>
+
+enum { SAMPLES = 1024 };
+static const uint64_t missing_after_us = 2000000;
+
+/* The latest sample of each slot on one device. */
+struct latest {
+    uint64_t time_us;
+    unsigned sm, encoder, decoder;
+};
+
+static uint64_t last_seen[VG_MAX_DEVICES];   /* time stamp of the newest sample, us */
+static uint64_t last_change[VG_MAX_DEVICES]; /* our own clock at that moment, us */
+
+static unsigned percent(unsigned value) {
+    return value > 100 ? 100 : value;
+}
+
+static void store(struct vg_util *util, const struct latest *latest) {
+    atomic_store_explicit(&util->sm, percent(latest->sm), memory_order_relaxed);
+    atomic_store_explicit(&util->encoder, percent(latest->encoder), memory_order_relaxed);
+    atomic_store_explicit(&util->decoder, percent(latest->decoder), memory_order_relaxed);
+}
+
+static void memory(int device, unsigned used) {
+    unsigned count = 0;
+    struct vg_nvml_process *records = vg_nvml_list(device, &count);
+    if (records == NULL)
+        return;
+    struct vg_slot *slots = vg_process.space.region->procs;
+    for (unsigned k = 0; k < used; k++) {
+        uint64_t bytes = 0;
+        for (unsigned i = 0; i < count; i++)
+            if (vg_slot_of_nvml_pid(records[i].pid) == (int)k && records[i].used != UINT64_MAX)
+                bytes += records[i].used;
+        if (atomic_load_explicit(&slots[k].monitorused[device], memory_order_relaxed) != bytes)
+            atomic_store_explicit(&slots[k].monitorused[device], bytes, memory_order_relaxed);
+    }
+    vg_nvml_list_free(records);
+}
+
+/* `latest` has room for every slot; only those with a sample newer than the last look are changed. */
+static void utilisation(int device, unsigned used, struct vg_nvml_sample *samples, struct latest *latest) {
+    unsigned count = SAMPLES;
+    void *nvml = vg_nvml_device(device);
+    struct vg_slot *slots = vg_process.space.region->procs;
+    uint64_t now = vg_now() / 1000, newest = last_seen[device];
+    if (nvml == NULL)
+        return;
+    int result = vg_call_nvmlDeviceGetProcessUtilization(nvml, samples, &count, last_seen[device]);
+    for (unsigned k = 0; k < used; k++)
+        latest[k] = (struct latest){0};
+    for (unsigned i = 0; result == VG_NVML_SUCCESS && i < count && i < SAMPLES; i++) {
+        int k = vg_slot_of_nvml_pid(samples[i].pid);
+        if (samples[i].time_us > newest)
+            newest = samples[i].time_us;
+        if (k >= 0 && (unsigned)k < used && samples[i].time_us >= latest[k].time_us)
+            latest[k] =
+                (struct latest){samples[i].time_us, samples[i].sm, samples[i].encoder, samples[i].decoder};
+    }
+    bool fresh = newest != last_seen[device];
+    if (fresh) {
+        last_seen[device] = newest;
+        last_change[device] = now;
+    }
+    if (fresh || now - last_change[device] > missing_after_us)
+        for (unsigned k = 0; k < used; k++)
+            store(&slots[k].util[device], &latest[k]);
+}
+
+void vg_sample_processes(void) {
+    unsigned used = vg_region_slots(vg_process.space.region);
+    uint64_t devices = vg_process.space.region->device_count;
+    size_t length = SAMPLES * sizeof(struct vg_nvml_sample) + VG_MAX_SLOTS * sizeof(struct latest);
+    char *work = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (work == MAP_FAILED)
+        return;
+    for (int d = 0; d < VG_MAX_DEVICES && (uint64_t)d < devices; d++) {
+        memory(d, used);
+        utilisation(d, used, (struct vg_nvml_sample *)work,
+                    (struct latest *)(work + SAMPLES * sizeof(struct vg_nvml_sample)));
+    }
+    munmap(work, length);
+}
