@@ -191,30 +191,30 @@ def measure_state(nodes: int, count: int, take: Callable[[str, list[float]], Non
     fill(state, nodes)
     mask = state.candidates([node_name(number) for number in range(nodes)])
 
-    def decide(pod: dict[str, Any]) -> tuple[float, Placement | NoFit]:
+    def decide(pod: dict[str, Any]) -> tuple[float, float, Placement | NoFit]:
         request = state.parse(pod)
         assert request is not None
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.thread_time()
         answer = state.place(request, mask, NOW)
-        return (time.perf_counter() - started) * 1e3, answer
+        return (time.perf_counter() - started) * 1e3, (time.thread_time() - busy) * 1e3, answer
 
-    samples: list[float] = []
+    wall: list[float] = []
+    cpu: list[float] = []
     for number in range(count):
-        spent, answer = decide(fitting_pod(number))
+        spent, busy, answer = decide(fitting_pod(number))
         assert isinstance(answer, Placement)
-        samples.append(spent)
+        wall.append(spent)
+        cpu.append(busy)
         if number % 2:  # the cluster stays as full as it is
             state.release(answer.reservation.uid)
-    take("place", samples)
-    refusals = max(50, count // 10)
-    take("nofit", [refused(decide(impossible_pod(number))) for number in range(refusals)])
-    take("nofit_warm", [refused(decide(impossible_pod(0))) for _ in range(refusals)][1:])
-
-
-def refused(outcome: tuple[float, Placement | NoFit]) -> float:
-    spent, answer = outcome
-    assert isinstance(answer, NoFit)
-    return spent
+    take("place", wall)
+    take("place_cpu", cpu)
+    refusals = [decide(impossible_pod(number)) for number in range(max(50, count // 10))]
+    again = [decide(impossible_pod(0)) for _ in refusals][1:]
+    assert all(isinstance(answer, NoFit) for _, _, answer in (*refusals, *again))
+    take("nofit", [spent for spent, _, _ in refusals])
+    take("nofit_cpu", [busy for _, busy, _ in refusals])
+    take("nofit_warm", [spent for spent, _, _ in again])
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------
