@@ -4,11 +4,13 @@ The cluster: N nodes with 8 cards of 80 GiB and 10 slots each, half of the memor
 Every measured pod differs from the one before it, except where a figure says `warm`. Times are
 milliseconds, one core decides.
 
-  place       the decision alone: mask, order, exact fit, reservation; candidate names are mapped already
+  place       the decision alone: mask, order, exact fit, reservation; the names are mapped already
   nofit       a refusal with the reason of every node
-  http        POST /filter with a full pod and N node names from this process to a server process, and its
-  answer read *_shuffled  the names come in another order every time, so nothing about the list can be
-  remembered *_warm      the same refusal again while nothing has changed
+  http        POST /filter with a full pod and N node names from this process to a server process,
+              and its answer read
+  *_cpu       processor time of the same samples, which other work on the machine does not lengthen
+  *_shuffled  the names come in another order every time, so nothing about the list is remembered
+  *_warm      the same refusal again while nothing has changed
 """
 
 import argparse
