@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from pathlib import Path
 
 import click
@@ -23,20 +21,11 @@ def command(keep: bool, native: Path | None) -> None:
 
     from hami.local.cluster import default_native
     from hami.local.demo import run_demo
+    from hami.local.foreground import INTERRUPTED, run_in_foreground
     from hami.protocol.errors import HamiError
 
-    async def main() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, task.cancel)
-        await run_demo(Console(), (native or default_native()).resolve(), keep=keep)
-
     try:
-        asyncio.run(main())
-    except asyncio.CancelledError:
-        if not keep:
-            raise SystemExit(130) from None
+        status = run_in_foreground(run_demo(Console(), (native or default_native()).resolve(), keep=keep))
     except HamiError as error:
         raise click.ClickException(str(error)) from error
+    raise SystemExit(0 if keep and status == INTERRUPTED else status)

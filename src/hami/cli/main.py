@@ -8,6 +8,7 @@ import click
 
 # subcommand -> module that defines the click command of the same (underscored) name
 _COMMANDS: dict[str, str] = {
+    "cluster": "hami.cli.cluster",
     "demo": "hami.cli.demo",
     "scheduler": "hami.cli.scheduler",
     "device-plugin": "hami.cli.device_plugin",

@@ -263,10 +263,10 @@ def read_usage(metrics: str) -> dict[str, Usage]:
     }
 
 
-async def run_demo(console: Console, native: Path, *, keep: bool) -> None:
+async def run_demo(console: Console, native: Path, *, keep: bool) -> int:
     """Start the cluster, run the story, and with ``keep`` leave it open until cancelled.
 
-    Raises HamiError when something fails; everything is stopped and removed in any case.
+    Returns 0. Raises HamiError when something fails; everything is stopped and removed in any case.
     """
     began = time.monotonic()
     with console.status("starting an embedded Kubernetes with one simulated GPU node") as status:
@@ -284,6 +284,7 @@ async def run_demo(console: Console, native: Path, *, keep: bool) -> None:
             if keep:
                 _explain(console, cluster)
                 await asyncio.Event().wait()
+    return 0
 
 
 def _explain(console: Console, cluster: Cluster) -> None:

@@ -1,0 +1,92 @@
+"""``hami cluster`` as a user runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hami.cli.cluster import MODELS
+from hami.local.cluster import default_native
+
+COMMAND = [sys.executable, "-c", "from hami.cli.main import main; main(prog_name='hami')", "cluster"]
+LIST_NODES = """
+import json, os, re, urllib.request
+server = re.search(r"server: (\\S+)", open(os.environ["KUBECONFIG"]).read())[1]
+for node in json.load(urllib.request.urlopen(server + "/api/v1/nodes"))["items"]:
+    print(node["metadata"]["name"], node["status"]["allocatable"]["nvidia.com/gpu"],
+          "T4" in node["metadata"]["annotations"]["hami.io/node-nvidia-register"])
+"""
+
+
+@pytest.fixture
+def scratch() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="hd-") as directory:
+        yield Path(directory)
+
+
+async def start(scratch: Path, *words: str) -> asyncio.subprocess.Process:
+    environment = {**os.environ, "TMPDIR": str(scratch), "HAMI_NATIVE_BUILD": str(default_native())}
+    return await asyncio.create_subprocess_exec(
+        *COMMAND, *words, env=environment, stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
+    try:
+        async with asyncio.timeout(90.0):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    return process.returncode, output.decode(), errors.decode()
+
+
+def files_in(scratch: Path) -> list[Path]:
+    return list(scratch.iterdir())
+
+
+async def test_a_command_runs_on_the_cluster_that_was_asked_for(scratch: Path) -> None:
+    words = ("--nodes", "2", "--cards", "2", "--model", "T4", "--", sys.executable, "-c", LIST_NODES)
+    status, output, errors = await finish(await start(scratch, *words))
+    assert (status, output) == (0, "gpu-node-1 20 True\ngpu-node-2 20 True\n"), errors
+    assert files_in(scratch) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "status"),
+    [(["sh", "-c", "exit 7"], 7), (["sh", "-c", "kill -9 $$"], 137), (["no-such-x"], 127)],
+)
+async def test_the_status_of_the_command_is_that_of_hami(
+    scratch: Path, words: list[str], status: int
+) -> None:
+    found, _, errors = await finish(await start(scratch, "--", *words))
+    assert found == status, errors
+    assert files_in(scratch) == []
+
+
+async def test_without_a_command_it_stays_open_until_interrupted(scratch: Path) -> None:
+    process = await start(scratch)
+    assert process.stderr is not None
+    async with asyncio.timeout(60.0):
+        while b"Logs of the components" not in (line := await process.stderr.readline()):
+            assert line, "it ended by itself"
+    process.send_signal(signal.SIGTERM)
+    status, _, _ = await finish(process)
+    assert status == 0
+    assert files_in(scratch) == []
+
+
+def test_the_models_are_those_of_the_simulated_driver() -> None:
+    source = Path(__file__).parents[2] / "native" / "fakegpu" / "model.c"
+    known = re.findall(r'\{\s*"([A-Z0-9-]+(?:GB)?)",\s*"(?:NVIDIA|Tesla)', source.read_text())
+    assert sorted(known) == sorted(MODELS)
