@@ -87,7 +87,7 @@ class Registry:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
-    def writes(self, now: float) -> NodeOutcome:
+    def writes(self, now: float) -> Seen:
         """Handshake values still to be written on any node (a new leader writes what a follower could
         not)."""
         turns = []
@@ -97,7 +97,7 @@ class Registry:
                 if (name, word) in self._states:
                     self._step(turn, word, handshake.seen(profile, facts), now)
             turns.append(turn)
-        return self._seen(turns, []).outcome
+        return self._seen(turns, [turn for turn in turns if turn.devices_changed])
 
     def forget(self, name: str) -> None:
         """The node is gone: it starts clean when it comes back."""

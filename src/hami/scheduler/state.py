@@ -116,7 +116,7 @@ class ClusterState:
 
     def handshake_writes(self, now: float) -> NodeOutcome:
         """Handshake values still to be written on any node: for a replica that has just become the leader."""
-        return self._registry.writes(now)
+        return self._applied(self._registry.writes(now))
 
     def next_timer(self) -> float | None:
         """When `tick` or `expire` has something to do next (Unix seconds); None: nothing scheduled."""

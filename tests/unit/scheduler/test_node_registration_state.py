@@ -127,6 +127,12 @@ def test_a_new_leader_writes_the_handshakes_a_follower_could_not(lab: Lab) -> No
     assert lab.state.handshake_writes(lab.now).patches == ()
 
 
+def test_a_new_leader_finds_out_that_a_plugin_died_meanwhile(lab: Lab) -> None:
+    see(lab, cards("a"), "Requesting_2026-08-22 12:00:00")
+    assert lab.state.handshake_writes(lab.now + 100).patches == (("n1", {HANDSHAKE: None}),)
+    assert lab.state.node_names() == []
+
+
 def test_the_same_node_again_changes_nothing(lab: Lab) -> None:
     see(lab, cards("a"), OLD, allocatable="10")
     version = lab.state.version
