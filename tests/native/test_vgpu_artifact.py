@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -185,3 +186,46 @@ def test_stdout_and_stderr_stay_empty_in_normal_use(node: Node) -> None:
     shell.must(f"alloc {MIB}")
     assert shell.leave() == 0
     assert shell.stderr() == ""
+
+
+def test_signal_handlers_masks_and_the_umask_stay_as_they_are(node: Node) -> None:
+    """A58, and 3.4: the umask of the process is never touched."""
+    code = """
+import ctypes, os, signal
+signal.signal(signal.SIGUSR1, lambda *_: None)
+def state():
+    rows = (line.split() for line in open("/proc/self/status"))
+    found = {row[0]: row[1] for row in rows if row[0] in ("Umask:", "SigCgt:", "SigIgn:", "SigBlk:")}
+    # libc itself takes signals 32 and 33 when it makes the first thread
+    return {key: int(value, 16) & 0x7fffffff for key, value in found.items()}, dict(os.environ)
+cuda, context, before = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), state()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+print(before == state())
+"""
+    assert node.python(code) == "True\n"
+
+
+def test_errno_survives_the_hooks(node: Node) -> None:
+    code = """
+import ctypes, json
+cuda = ctypes.CDLL("libcuda.so.1", use_errno=True)
+context, block = ctypes.c_void_p(), ctypes.c_uint64()
+results = []
+for call in (
+    lambda: cuda.cuInit(0),
+    lambda: cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+    lambda: cuda.cuCtxSetCurrent(context),
+    lambda: cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(65 << 20)),
+    lambda: cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(1 << 20)),
+    lambda: cuda.cuMemFree_v2(block),
+):
+    ctypes.set_errno(77)
+    results.append((call(), ctypes.get_errno()))
+print(json.dumps(results))
+"""
+    env = {"CUDA_DEVICE_MEMORY_LIMIT_0": "64m", "LIBCUDA_LOG_LEVEL": "0"}
+    answers = node.python(code, **env)
+    plain = node.python(code, LD_PRELOAD="", **env)
+    assert [e for _, e in json.loads(answers)] == [e for _, e in json.loads(plain)]
+    assert [r for r, _ in json.loads(answers)] == [0, 0, 0, 2, 0, 0]

@@ -155,3 +155,28 @@ def test_the_look_up_function_finds_itself_by_version(node: Node) -> None:
     first, second = look_up(node, [("cuGetProcAddress", 11030, 0), ("cuGetProcAddress", 12000, 0)])
     assert first[2] == second[2] == "libvgpu.so"
     assert first[3] != second[3]
+
+
+def test_a_wrong_structure_version_is_the_driver_s_to_refuse(node: Node) -> None:
+    """A44."""
+    code = """
+import ctypes, pynvml
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+info = (ctypes.c_uint64 * 5)(0, 7, 7, 7, 7)
+print(ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetMemoryInfo_v2(card, info), list(info))
+"""
+    env = {"CUDA_DEVICE_MEMORY_LIMIT_0": "1g"}
+    assert node.python(code, **env) == node.python(code, **env, LD_PRELOAD="")
+
+
+def test_the_export_table_is_the_driver_s_and_starts_nothing(node: Node) -> None:
+    """A36."""
+    code = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+table = ctypes.c_void_p()
+print(cuda.cuGetExportTable(ctypes.byref(table), b"0123456789abcdef"), table.value)
+"""
+    assert node.python(code) == node.python(code, LD_PRELOAD="")
+    assert not node.region().exists()

@@ -361,3 +361,53 @@ def test_the_driver_counts_the_same_bytes(node: Node) -> None:
             shell.ask("info")
             (process,) = node.driver_state()["processes"]
             assert read_usage(node.region()) == {shell.process.pid: process["on"][0]["unit_bytes"]}
+
+
+def test_a_process_killed_inside_the_driver_loses_its_reservation(node: Node) -> None:
+    """A18: reserved, and killed before the driver answered."""
+    node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    victim = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m", FAKEGPU_DELAY_US="cuMemAlloc_v2=30000000").start()
+    other = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    assert victim.process.stdin is not None
+    victim.process.stdin.write(f"alloc {64 * MIB}\n")
+    victim.process.stdin.flush()
+    deadline = time.monotonic() + 20
+    while other.ask("info")[1] != 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert other.ask("alloc 1")[0] == OUT_OF_MEMORY
+    victim.kill()
+    other.must(f"alloc {64 * MIB}")
+
+
+def test_physical_memory_of_the_host_is_not_charged(node: Node) -> None:
+    """A49: location type host-NUMA is forwarded, whatever the driver says to it."""
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    assert shell.ask(f"create {128 * MIB} 3 0")[0] != OUT_OF_MEMORY
+    assert read_usage(node.region()) == {shell.process.pid: 0}
+
+
+def test_host_memory_never_fails_by_quota(node: Node) -> None:
+    """A55."""
+    code = """
+import ctypes
+cuda = ctypes.CDLL("libcuda.so.1")
+context, block, host = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+assert cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(64 << 20)) == 0
+print(cuda.cuMemAllocHost_v2(ctypes.byref(host), ctypes.c_size_t(256 << 20)))
+"""
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m") == "0\n"
+
+
+@pytest.mark.parametrize("visible", ["1", "GPU-00000000-0000-0000-0000-00000000000b"])
+def test_visible_devices_do_not_move_the_charge(node: Node, visible: str) -> None:
+    """A71: CUDA's device 0 is NVML's device 1 here."""
+    uuids = ",".join(f"GPU-00000000-0000-0000-0000-00000000000{c}" for c in "ab")
+    node.settings |= {"FAKEGPU_DEVICES": "2", "FAKEGPU_UUIDS": uuids}
+    shell = node.shell(CUDA_VISIBLE_DEVICES=visible, CUDA_DEVICE_MEMORY_LIMIT_1="64m").start()
+    shell.must(f"alloc {64 * MIB}")
+    assert shell.ask("alloc 1")[0] == OUT_OF_MEMORY
+    assert read_usage(node.region(), 0) == {shell.process.pid: 0}
+    assert read_usage(node.region(), 1) == {shell.process.pid: 64 * MIB}
