@@ -275,6 +275,10 @@ class IncrementalEqualsRebuilt(RuleBasedStateMachine):
     def leadership_is_lost(self) -> None:
         self.state.drop_reservations()
 
+    @rule()
+    def leadership_is_gained(self) -> None:
+        self.state.handshake_writes(self.now)
+
     @rule(seconds=st.sampled_from([5, 45, 100, 1000]))
     def time_passes(self, seconds: int) -> None:
         self.now += seconds
