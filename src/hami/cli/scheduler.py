@@ -177,6 +177,11 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
 @click.option(
     "--max-request-bytes", type=int, default=32 << 20, show_default=True, help="Longest request body."
 )
+@_bool_flag(
+    "remote-extender",
+    "false",
+    "Serve /bind and more than dry runs to other hosts too: whoever reaches the port can bind pods.",
+)
 @_bool_flag("debug", "false", "Accepted, no effect.")
 @_bool_flag("enable-ascend", "false", "Schedule Ascend devices.")
 @_bool_flag("enable-iluvatar", "false", "Schedule Iluvatar devices.")
@@ -283,4 +288,5 @@ def _settings(flags: dict[str, Any], environ: dict[str, str]) -> SchedulerSettin
         enable_ascend=flags["enable_ascend"],
         enable_iluvatar=flags["enable_iluvatar"],
         max_request_bytes=flags["max_request_bytes"],
+        remote_extender=flags["remote_extender"],
     )

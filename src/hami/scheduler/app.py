@@ -155,7 +155,13 @@ class Scheduler:
             elif settings.cert_file is not None and settings.key_file is not None:
                 self.tls = ReloadingTls(settings.cert_file, settings.key_file)
             gets = profiling_routes() if settings.profiling else {}
-            routes = scheduler_routes(self.extender, self.webhook, gets, settings.max_request_bytes)
+            routes = scheduler_routes(
+                self.extender,
+                self.webhook,
+                gets,
+                settings.max_request_bytes,
+                remote_extender=settings.remote_extender,
+            )
             servers = [
                 asyncio.create_task(serve(metrics_routes(self.metrics), metrics, None, "metrics")),
                 asyncio.create_task(serve(routes, main, self.tls.context if self.tls else None, "extender")),

@@ -17,22 +17,33 @@ log = logging.getLogger(__name__)
 
 
 def scheduler_routes(
-    extender: Extender, webhook: Webhook, gets: Mapping[str, Stream], max_body_bytes: int
+    extender: Extender,
+    webhook: Webhook,
+    gets: Mapping[str, Stream],
+    max_body_bytes: int,
+    *,
+    remote_extender: bool = False,
 ) -> Application:
-    """`/filter`, `/bind`, `/simulate`, `/webhook`, `/healthz`, `/readyz` and the further ``gets``."""
+    """`/filter`, `/bind`, `/simulate`, `/webhook`, `/healthz`, `/readyz` and the further ``gets``.
+
+    `/filter` and `/bind` reserve devices and bind pods for whoever asks, and kube-scheduler runs beside us:
+    unless ``remote_extender`` is set, other hosts get dry runs only.
+    """
+
+    def filter_error(text: str) -> bytes:
+        return encode_filter_result(ExtenderFilterResult(error=text))
+
+    simulate = _verb(extender.simulate, filter_error)
+    shared = {"/simulate": simulate, "/webhook": _review(webhook, max_body_bytes)}
     return Application(
         {
-            "/filter": _verb(
-                extender.filter, lambda text: encode_filter_result(ExtenderFilterResult(error=text))
-            ),
-            "/simulate": _verb(
-                extender.simulate, lambda text: encode_filter_result(ExtenderFilterResult(error=text))
-            ),
+            "/filter": _verb(extender.filter, filter_error),
             "/bind": _verb(extender.bind, encode_binding_result),
-            "/webhook": _review(webhook, max_body_bytes),
+            **shared,
         },
         {"/healthz": empty, "/readyz": empty, **gets},
         max_body_bytes,
+        None if remote_extender else {"/filter": simulate, **shared},
     )
 
 

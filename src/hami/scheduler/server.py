@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import logging
 import socket
 import ssl
@@ -16,11 +17,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from hami.protocol.errors import HamiError
 
 HEADER_TIMEOUT_S = 15.0
+MAX_HEAD_BYTES = 64 << 10
 BODY_TIMEOUT_S = 60.0
+BODIES_AT_ONCE = 8  # so many of the longest bodies may be held in memory together
+_HELD_AT_LEAST = 16 << 20
+_CHUNK_OVERHEAD = 8  # bytes of the chunked encoding per byte of the body, at worst
+_CHUNKED_BODY_BYTES = 1 << 20
+_HEAD_TOO_LONG = (
+    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
 _KEEP_ALIVE_S = 120  # longer than the 90 s of kube-scheduler, so that the client closes idle connections
 _GRACE_S = 5
 _JSON = ((b"content-type", b"application/json"),)
 _TEXT = ((b"content-type", b"text/plain; charset=utf-8"),)
+_CLOSE = ((b"connection", b"close"),)
 _METRICS = ((b"content-type", b"text/plain; version=0.0.4; charset=utf-8"),)
 
 Receive = Callable[[], Awaitable[Any]]
@@ -36,12 +46,25 @@ class ListenError(HamiError):
 
 
 class Application:
-    """Routes of one listener: POST routes take and give JSON bytes, GET routes stream text."""
+    """Routes of one listener: POST routes take and give JSON bytes, GET routes stream text.
 
-    def __init__(self, posts: Mapping[str, Post], gets: Mapping[str, Stream], max_body_bytes: int) -> None:
+    Clients that are not on this machine (in a pod: not one of its own containers) get the POST routes
+    ``remote``, where that is given.
+    """
+
+    def __init__(
+        self,
+        posts: Mapping[str, Post],
+        gets: Mapping[str, Stream],
+        max_body_bytes: int,
+        remote: Mapping[str, Post] | None = None,
+    ) -> None:
         self._posts = posts
         self._gets = gets
         self._max_body_bytes = max_body_bytes
+        self._max_held_bytes = max(BODIES_AT_ONCE * max_body_bytes, _HELD_AT_LEAST)
+        self._remote = posts if remote is None else remote
+        self._held = 0  # bytes of bodies in memory
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
         """One request, by the ASGI protocol."""
@@ -52,7 +75,11 @@ class Application:
             if method != "POST":
                 await _answer(send, 405, b"", _TEXT, ((b"allow", b"POST"),))
                 return
-            await self._post(self._posts[path], receive, send)
+            posts = self._posts if is_loopback(scope["client"]) else self._remote
+            if path not in posts:
+                await _answer(send, 403, b"only clients on this machine may ask this\n", _TEXT, _CLOSE)
+                return
+            await self._post(posts[path], receive, send)
         elif path in self._gets:
             if method not in ("GET", "HEAD"):
                 await _answer(send, 405, b"", _TEXT, ((b"allow", b"GET, HEAD"),))
@@ -62,33 +89,62 @@ class Application:
             await _answer(send, 404, b"404 page not found\n", _TEXT)
 
     async def _post(self, handler: Post, receive: Receive, send: Send) -> None:
+        body = _Body(self._max_body_bytes)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await _body(receive, self._max_body_bytes)
+                while not body.complete:
+                    held = body.held
+                    body.take(await receive())
+                    self._held += body.held - held
+                    if self._held > self._max_held_bytes:
+                        await _answer(send, 503, b"too many long requests at once\n", _TEXT, _CLOSE)
+                        return
+            if not body.abandoned:
+                status, answer = await handler(body.joined())
+                await _answer(send, status, answer, _JSON)
         except TimeoutError:
-            await _answer(send, 408, b"the request took too long\n", _TEXT, ((b"connection", b"close"),))
-            return
-        if body is None:
-            return
-        status, answer = await handler(body)
-        await _answer(send, status, answer, _JSON)
+            if body.complete:
+                raise
+            await _answer(send, 408, b"the request took too long\n", _TEXT, _CLOSE)
+        finally:
+            self._held -= body.held
 
 
-async def _body(receive: Receive, max_bytes: int) -> bytes | None:
-    """The whole body; None when the client went away. More than ``max_bytes`` is read and cut right after
-    them."""
-    chunks: list[bytes] = []
-    size = 0
-    while True:
-        message = await receive()
+class _Body:
+    """A body as it comes in. What exceeds ``max_bytes`` is read and cut right after them."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._chunks: list[bytes] = []
+        self.held = 0  # bytes kept
+        self.complete = False
+        self.abandoned = False  # the client went away
+
+    def take(self, message: Any) -> None:
+        """The next message from the client."""
         if message["type"] == "http.disconnect":
-            return None
+            self.complete = self.abandoned = True
+            return
         chunk = message.get("body", b"")
-        if size <= max_bytes:
-            chunks.append(chunk)
-        size += len(chunk)
-        if not message.get("more_body", False):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if chunk and self.held <= self._max_bytes:
+            self._chunks.append(chunk)
+            self.held += len(chunk)
+        self.complete = not message.get("more_body", False)
+
+    def joined(self) -> bytes:
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+
+
+def is_loopback(client: tuple[str, int] | None) -> bool:
+    """Whether a peer is on this machine; ``None``: it is not known."""
+    if client is None:
+        return False
+    try:
+        address = ipaddress.ip_address(client[0])
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 async def _answer(
@@ -137,17 +193,42 @@ def listen(address: str) -> socket.socket:
 
 
 class _Protocol(HttpToolsProtocol):
-    """Closes connections whose request head does not arrive within ``HEADER_TIMEOUT_S``."""
+    """Closes connections whose request head does not arrive within ``HEADER_TIMEOUT_S`` or is longer than
+    ``MAX_HEAD_BYTES``: the parser itself would keep any amount of headers and trailers."""
 
     _head_timer: asyncio.TimerHandle | None = None
+    _chunk_bytes = 0  # of the data that is being parsed
+    _other_bytes = 0  # of this message, without its body
+    _body_bytes = 0
+    _header_bytes = 0
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._start_head_timer()
 
+    def data_received(self, data: bytes) -> None:
+        self._chunk_bytes = len(data)
+        self._other_bytes += len(data)
+        super().data_received(data)
+        chunked = _CHUNK_OVERHEAD * min(self._body_bytes, _CHUNKED_BODY_BYTES)
+        if self._header_bytes > MAX_HEAD_BYTES or self._other_bytes > MAX_HEAD_BYTES + chunked:
+            self._refuse_head()
+
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._other_bytes = self._chunk_bytes if self._chunk_bytes <= MAX_HEAD_BYTES else 0
+        self._body_bytes = self._header_bytes = 0
         self._start_head_timer()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._header_bytes += len(name) + len(value)
+        if self._header_bytes <= MAX_HEAD_BYTES:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        self._other_bytes = max(0, self._other_bytes - len(body))
+        super().on_body(body)
 
     def on_headers_complete(self) -> None:
         self._stop_head_timer()
@@ -156,6 +237,15 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         super().connection_lost(exc)
+
+    def _refuse_head(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(_HEAD_TOO_LONG)
+            self.transport.close()
+        else:
+            self.transport.abort()
 
     def _start_head_timer(self) -> None:
         self._stop_head_timer()
@@ -191,6 +281,7 @@ async def serve(application: Application, sock: socket.socket, tls: ssl.SSLConte
         access_log=False,
         server_header=False,
         date_header=False,
+        proxy_headers=False,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
     )

@@ -49,6 +49,7 @@ class SchedulerSettings:
     enable_ascend: bool = False
     enable_iluvatar: bool = False
     max_request_bytes: int = 32 << 20
+    remote_extender: bool = False  # whether kube-scheduler may run on another host
 
     def __post_init__(self) -> None:
         if not self.hostname:
