@@ -25,8 +25,8 @@ static void seed_semaphore(unsigned char *sem) {
     memcpy(sem + 8, &shared, sizeof shared);
 }
 
+/* The bytes are zero already. */
 static void seed_region(struct vg_region *region, const struct vg_region_seed *seed) {
-    memset(region, 0, sizeof *region);
     region->major = VG_MAJOR;
     region->minor = VG_MINOR;
     seed_semaphore(region->sem);
@@ -45,7 +45,6 @@ static void seed_region(struct vg_region *region, const struct vg_region_seed *s
 }
 
 static void seed_extension(struct vg_extension *extension) {
-    memset(extension, 0, sizeof *extension);
     extension->version = VG_EXTENSION_VERSION;
     extension->length = VG_EXTENSION_LENGTH;
     extension->tick = vg_unix_seconds();
@@ -212,10 +211,13 @@ static enum vg_region_result complete(struct vg_space *space, int fd, const char
         struct vg_extension *extension = (struct vg_extension *)((char *)base + VG_EXTENSION_OFFSET);
         result = VG_REGION_JOINED;
         if (content == CONTENT_BLANK) {
+            if (st.st_size != 0)
+                memset(base, 0, VG_FILE_LENGTH);
             seed_extension(extension);
             seed_region(base, seed);
             result = VG_REGION_CREATED;
         } else if (extension_is_blank(extension)) {
+            memset(extension, 0, sizeof *extension);
             seed_extension(extension);
         }
     } else if (result == VG_REGION_UNAVAILABLE) {
