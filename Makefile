@@ -49,6 +49,9 @@ lint: .venv/.synced ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	@# Test folders are no packages (each may have a conftest.py), so each is checked on its own.
+	@for folder in $$(find tests -name '*.py' -printf '%h\n' | sort -u); do \
+		echo "mypy $$folder"; $(BIN)/mypy $$folder/*.py || exit 1; done
 	$(BIN)/lint-imports
 	@if [ -n "$(C_FILES)" ]; then $(BIN)/clang-format --dry-run --Werror $(C_FILES) && echo "clang-format: clean"; fi
 
