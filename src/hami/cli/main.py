@@ -20,14 +20,14 @@ _COMMANDS: dict[str, str] = {
 class _LazyGroup(click.Group):
     """A group that imports a subcommand's module only when the subcommand is used."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         module = _COMMANDS.get(cmd_name)
         if module is None:
             return None
-        command: click.Command = getattr(importlib.import_module(module), "command")  # noqa: B009
+        command: click.Command = importlib.import_module(module).command
         return command
 
 
