@@ -101,6 +101,7 @@ class Scheduler:
         binder_settings = BinderSettings(
             lock_retry_s=settings.node_lock_retry_s,
             privileged_allowed=settings.privileged == "allow-unlimited",
+            scheduler_name=settings.scheduler_name,
         )
         binder = Binder(client, state, leadership, locks, events, binder_settings)
         nodes = NodeEvents(state, leadership, events, writer, locks)

@@ -73,6 +73,7 @@ class BinderSettings:
     lock_retry_s: float = 28.0
     answer_within_s: float = 25.0
     privileged_allowed: bool = False  # privileged pods with devices are admitted; say so once they are bound
+    scheduler_name: str = ""  # whose pods are bound; empty: any scheduler's
 
 
 class Binder:
@@ -96,6 +97,7 @@ class Binder:
         self._locks = locks
         self._events = events
         self._settings = settings or BinderSettings()
+        self._managed = {name for profile in state.profiles.values() for name in profile.names.all()}
         self._clock = clock
         self._sleep = sleep
         self._settling: dict[str, asyncio.Task[Result]] = {}
@@ -340,6 +342,8 @@ class Binder:
                 )
             if self._state.parse(decode(body, dict)) is not None:
                 return f"no reservation for pod {where}, it will be scheduled again"
+            if not self._is_ours(pod):
+                return f"pod {where} is not scheduled by this scheduler"
             if not self._leadership.is_leader():
                 return NOT_LEADER
             await self._bind_plainly(pod, args.node)
@@ -348,6 +352,15 @@ class Binder:
             return str(error)
         self._events.bound(ref, args.node)
         return ""
+
+    def _is_ours(self, pod: Pod) -> bool:
+        """Whether kube-scheduler asks us about such a pod: ours by name, and a managed resource is in it."""
+        own = self._settings.scheduler_name
+        if own and pod.spec.scheduler_name != own:
+            return False
+        return any(
+            not self._managed.isdisjoint((*one.limits.keys(), *one.requests.keys())) for one in pod.slots
+        )
 
     async def _bind_plainly(self, pod: Pod, node: str) -> None:
         """A pod without devices (only a managed name such as the priority) gets a Binding with the `bind-`

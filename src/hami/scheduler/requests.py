@@ -14,7 +14,7 @@ from hami.vendors.request import container_request, containers_of
 from hami.vendors.selection import MAX_STEERING_TEXT, steering_keys
 from hami.vendors.types import AdmissionRejected, ContainerRequest, PodInfo, PodShape, SlotKind, VendorProfile
 
-MAX_CONTAINERS: Final = 256
+MAX_CONTAINERS: Final = 128
 """Containers, init containers included, of a pod that asks for devices."""
 
 _BOOKKEEPING = frozenset(

@@ -170,16 +170,35 @@ async def test_without_a_reservation_an_unbound_pod_is_scheduled_again(world: An
     assert await world.bind(pod, "n1") == "", "already bound to this node: success without a write"
 
 
+async def plain_pod(world: Any, scheduler: str, limits: dict[str, str]) -> Any:
+    container = {"name": "a", "image": "i", "resources": {"limits": limits}}
+    pod = {
+        "metadata": {"name": "p", "namespace": "default"},
+        "spec": {"schedulerName": scheduler, "containers": [container]},
+    }
+    return await world.request("POST", "/api/v1/namespaces/default/pods", pod)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "limits"),
+    [
+        ("default-scheduler", {"nvidia.com/priority": "1"}),
+        ("hami-scheduler", {"cpu": "1"}),
+        ("hami-scheduler", {}),
+    ],
+)
+async def test_a_pod_that_is_no_business_of_ours_is_not_bound(
+    world: Any, scheduler: str, limits: dict[str, str]
+) -> None:
+    await world.add_node("n1")
+    pod = await plain_pod(world, scheduler, limits)
+    assert await world.bind(pod, "n1") == "pod default/p is not scheduled by this scheduler"
+    assert "nodeName" not in (await world.pod("p"))["spec"]
+
+
 async def test_a_pod_without_devices_gets_a_plain_binding(world: Any) -> None:
     await world.add_node("n1")
-    pod = await world.request(
-        "POST",
-        "/api/v1/namespaces/default/pods",
-        {
-            "metadata": {"name": "p", "namespace": "default"},
-            "spec": {"containers": [{"name": "a", "image": "i"}]},
-        },
-    )
+    pod = await plain_pod(world, "hami-scheduler", {"nvidia.com/priority": "1"})
     assert await world.bind(pod, "n1") == ""
     annotations = (await world.pod("p"))["metadata"]["annotations"]
     assert sorted(annotations) == ["hami.io/bind-phase", "hami.io/bind-time"]
