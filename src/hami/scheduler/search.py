@@ -228,7 +228,7 @@ class Search:
         """Scores of the best of these rows, as many as an event shows at most."""
         found = np.flatnonzero(rows)
         base = self._world.table.base
-        if len(found) > ALL_FITTED:
+        if len(found) > max(ALL_FITTED, SCORES_SHOWN):
             scores = base[found] if self._spread else -base[found]
             found = found[np.argpartition(scores, SCORES_SHOWN)[:SCORES_SHOWN]]
         return {row: float(base[row]) for row in found.tolist()}

@@ -6,15 +6,19 @@ from typing import Any
 import hypothesis.strategies as st
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from hami.protocol import views
+from hami.scheduler import search
+from hami.scheduler.answers import Placement
 from hami.scheduler.columns import Bank, CodeBook
 from hami.scheduler.masks import may_fit, quota_checks
 from hami.scheduler.nodes import NodeTable, facts_of
 from hami.scheduler.placement import fit_node
 from hami.scheduler.reasons import vector_reasons
 from hami.scheduler.requests import parse_pod
+from hami.scheduler.state import ClusterState
 from hami.scheduler.texts import codes, is_unresolvable
 from hami.vendors.config import decode_config, load_profiles
 from hami.vendors.engine import node_devices
@@ -228,3 +232,66 @@ def test_plain_texts_have_no_codes() -> None:
     assert codes("1/3 CardNotHealth, 2/3 CardTypeMismatch") == ("CardNotHealth", "CardTypeMismatch")
     assert codes("node unregistered") == ()
     assert codes("nvidia.com/gpumem, 1/2 of it") == ()
+
+
+# --- the choice ---------------------------------------------------------------------------------
+
+
+@SETTINGS
+@given(data=st.data(), policy=st.sampled_from(["binpack", "spread"]), limited=st.booleans())
+def test_few_and_many_candidates_give_the_same_node_and_cards(
+    data: st.DataObject, policy: str, limited: bool
+) -> None:
+    """Judging every candidate, and going down from the best, choose alike (D22)."""
+    pod = data.draw(pods())
+    nodes = [data.draw(node_views(f"n{at}")) for at in range(data.draw(st.integers(1, 5)))]
+    holders = [data.draw(holding_pods(f"n{at}")) for at in range(len(nodes))]
+    answers: list[tuple[object, object]] = []
+    for all_fitted in (64, 0):
+        state = ClusterState(tuple(PROFILES.values()), node_policy=policy)
+        for node, holder in zip(nodes, holders, strict=True):
+            state.upsert_node(node, 0.0)
+            state.upsert_pod(holder)
+        if limited:
+            state.upsert_quota(QUOTA)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(search, "ALL_FITTED", all_fitted)
+            request = state.parse(pod)
+            assert request is not None
+            answer = state.place(request, state.candidates([node.name for node in nodes]), 0.0)
+        if isinstance(answer, Placement):
+            answers.append((answer.node, answer.reservation.annotations))
+        else:
+            answers.append(({**answer.failed, **answer.unresolvable}, {}))
+    assert answers[0] == answers[1]
+
+
+QUOTA = msgspec.convert(
+    {"metadata": {"namespace": "s", "name": "q"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "9000"}}},
+    views.ResourceQuota,
+)
+
+
+@st.composite
+def node_views(draw: st.DrawFn, name: str) -> views.Node:
+    annotations = {"hami.io/node-nvidia-register": json.dumps(draw(cards(name)))}
+    annotations["hami.io/node-handshake"] = "Reported_now"
+    status = {"allocatable": {"nvidia.com/gpu": draw(st.sampled_from(["4", "30"]))}}
+    return msgspec.convert(
+        {"metadata": {"name": name, "annotations": annotations}, "status": status}, views.Node
+    )
+
+
+@st.composite
+def holding_pods(draw: st.DrawFn, node: str) -> views.Pod:
+    devices = [
+        f"{node}-{draw(st.integers(0, 4))},NVIDIA,{draw(st.sampled_from([0, 3000, 9000]))},{cores}:"
+        for cores in draw(st.lists(st.sampled_from([0, 50, 100]), max_size=4))
+    ]
+    annotations = {
+        "hami.io/vgpu-node": node,
+        "hami.io/vgpu-devices-allocated": "".join(devices) + ";",
+    }
+    metadata = {"name": f"h-{node}", "namespace": "s", "uid": f"h-{node}", "annotations": annotations}
+    spec = {"nodeName": node, "containers": [{"name": "c"}]}
+    return msgspec.convert({"metadata": metadata, "spec": spec, "status": {"phase": "Running"}}, views.Pod)
