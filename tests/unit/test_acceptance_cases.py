@@ -1,4 +1,4 @@
-"""`tests/acceptance.toml` is complete and true: every case of every document is shown by tests that exist, or has a reason."""
+"""`tests/acceptance.toml` is complete and names only tests that exist."""
 
 import ast
 import functools
@@ -32,13 +32,13 @@ def _expanded(ids: list[str]) -> Iterator[str]:
 
 @functools.cache
 def _names_and_texts(file: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The tests of a file, methods as `Class::test`, and every string constant in it (parameter ids are among them)."""
+    """The tests of a file (methods as `Class::test`), and every string constant in it, parameter ids among them."""
     tree = ast.parse((_TESTS / file).read_bytes())
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     names = {node.name for node in tree.body if isinstance(node, functions)}
     for owner in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         names |= {f"{owner.name}::{node.name}" for node in owner.body if isinstance(node, functions)}
-    # A Hypothesis state machine is run by an attribute: `TestStates = Machine.TestCase`, whose method is runTest.
+    # Hypothesis runs a state machine as `TestStates = Machine.TestCase`, whose only test is runTest.
     for node in tree.body:
         if (
             isinstance(node, ast.Assign)
