@@ -12,6 +12,7 @@ import pytest
 
 from hami.local.cluster import Cluster, ClusterConfig, ClusterError, GpuNode, default_native
 from hami.local.components import ComponentError
+from hami.local.containers import Isolation
 from hami.local.demo import read_usage
 from hami.local.errors import ApiError
 from hami.local.objects import Object, annotations_of, dig
@@ -115,6 +116,16 @@ async def test_two_pods_share_a_card_and_only_the_one_over_its_limit_is_refused(
         while len(await workload.calls("bob")) <= before:  # noqa: ASYNC110 - the log is a file
             await asyncio.sleep(0.05)
     assert all(call["result"] == 0 for call in await workload.calls("bob"))
+
+
+async def test_without_namespaces_limits_hold_too() -> None:
+    config = ClusterConfig([GpuNode("n1")], default_native(), isolation=Isolation.NONE, monitor=False)
+    async with Cluster(config) as cluster:
+        workload = Workload(cluster)
+        await workload.create("alice", "GPUPROG alloc 6144; GPUPROG alloc 3000", 4096, 30)
+        await workload.finished("alice")
+        results = [call["result"] for call in await workload.calls("alice") if call["call"] == "cuMemAlloc"]
+        assert results == [2, 0]
 
 
 async def test_a_placed_pod_carries_its_allocation_and_the_node_is_unlocked(workload: Workload) -> None:

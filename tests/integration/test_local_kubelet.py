@@ -307,17 +307,17 @@ async def test_after_a_kubelet_restart_grants_stand_and_the_plugin_can_come_back
 
 async def test_init_containers_run_in_order_before_the_others(node: Node) -> None:
     inits = [
-        {"name": f"i{index}", "image": "none", "command": ["sh", "-c", f"echo {index} >> /work-dir/order"],
-         "volumeMounts": [{"name": "v", "mountPath": "/work-dir"}]}
+        {"name": f"i{index}", "image": "none", "command": ["sh", "-c", f"echo {index} >> /data-dir/order"],
+         "volumeMounts": [{"name": "v", "mountPath": "/data-dir"}]}
         for index in (1, 2)
     ]  # fmt: skip
     main = {
-        "name": "main", "image": "none", "command": ["cat", "/work-dir/order"],
-        "volumeMounts": [{"name": "v", "mountPath": "/work-dir"}],
+        "name": "main", "image": "none", "command": ["cat", "/data-dir/order"],
+        "volumeMounts": [{"name": "v", "mountPath": "/data-dir"}],
     }  # fmt: skip
     if node.kubelet.isolation is Isolation.NONE:
         for container in [*inits, main]:
-            container["env"] = [{"name": "ORDER", "value": "/work-dir/order"}]
+            container["env"] = [{"name": "ORDER", "value": "/data-dir/order"}]
         inits[0]["command"] = ["sh", "-c", 'echo 1 >> "$ORDER"']
         inits[1]["command"] = ["sh", "-c", 'echo 2 >> "$ORDER"']
         main["command"] = ["sh", "-c", 'cat "$ORDER"']

@@ -83,12 +83,14 @@ class GpuNode:
 class ClusterConfig:
     """``native``: the folder of ``make native``. ``directory``: working files (default: a temporary folder).
 
+    ``isolation`` of the containers: None takes the strongest that works here.
     ``scheduler_args``, ``plugin_args``, ``monitor_args`` are appended to the command lines.
     """
 
     nodes: Sequence[GpuNode]
     native: Path
     directory: Path | None = None
+    isolation: Isolation | None = None
     device_config: Object = field(default_factory=lambda: DEVICE_CONFIG)
     scheduler_args: Sequence[str] = ()
     plugin_args: Sequence[str] = ()
@@ -167,7 +169,7 @@ class Cluster:
         self._check_native()
         self._check_socket_paths()
         self.logs.mkdir(parents=True, exist_ok=True)
-        self.isolation = await probe_isolation(self.directory / "probe")
+        self.isolation = self.config.isolation or await probe_isolation(self.directory / "probe")
         self._progress(f"containers: {self.isolation.describe()}")
         await self.api.start()
         self.api.write_kubeconfig(self.kubeconfig)
