@@ -32,7 +32,7 @@ def _expanded(ids: list[str]) -> Iterator[str]:
 
 @functools.cache
 def _names_and_texts(file: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The tests of a file (methods as `Class::test`) and its string constants, ids of parameters among them."""
+    """The tests of a file, methods as `Class::test` and its string constants (parameter ids are some)."""
     tree = ast.parse((_TESTS / file).read_bytes())
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     names = {node.name for node in tree.body if isinstance(node, functions)}
