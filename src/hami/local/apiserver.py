@@ -8,11 +8,8 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
-from http import HTTPStatus
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import yaml
 from aiohttp import web
 
@@ -24,8 +21,10 @@ from hami.local.objects import Object
 from hami.local.podlog import LogSource
 from hami.local.registry import Registry
 from hami.local.resources import DEFAULT_TABLE, ResourceTable
+from hami.local.responses import json_response
 from hami.local.rest import Rest
 from hami.local.store import Store
+from hami.local.tokens import Tokens
 
 _LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 3 * 1024 * 1024
@@ -39,7 +38,8 @@ class ApiServer:
 
     The controllers (workloads, garbage collection, endpoints) run from start to stop.
 
-    ``token``: when set, requests need it as bearer token (401 otherwise). ``tls``: serve HTTPS.
+    ``token``: when set, requests need it, or the token of a ServiceAccount, as bearer token (401
+    otherwise). ``tls``: serve HTTPS.
     ``bookmark_interval_s``: how often a watch that allows bookmarks gets one.
     ``intercept``: for fault tests; an answer that it returns is sent instead of the real one.
     ``seen`` holds the last 10,000 requests as (method, path with query).
@@ -63,7 +63,8 @@ class ApiServer:
         self._token = token
         self._tls = tls
         self._controllers = default_controllers(Context(self.registry, clock))
-        self._rest = Rest(self.registry, clock, bookmark_interval_s)
+        self._tokens = Tokens(self.store, clock, token)
+        self._rest = Rest(self.registry, clock, bookmark_interval_s, self._tokens)
         self._runner: web.AppRunner | None = None
         self._port = 0
 
@@ -75,11 +76,11 @@ class ApiServer:
     @property
     def logs(self) -> LogSource | None:
         """Who answers ``pods/log``."""
-        return self._rest.logs
+        return self._rest.subresources.logs
 
     @logs.setter
     def logs(self, source: LogSource | None) -> None:
-        self._rest.logs = source
+        self._rest.subresources.logs = source
 
     async def start(self, port: int = 0) -> None:
         """Listen on 127.0.0.1; port 0 takes a free one."""
@@ -150,7 +151,7 @@ class ApiServer:
                 answer = await self.intercept(request)
                 if answer is not None:
                     return answer
-            if self._token is not None and request.headers.get("Authorization") != f"Bearer {self._token}":
+            if self._tokens.user_of(request.headers.get("Authorization", "")) is None:
                 raise errors.unauthorized()  # noqa: TRY301
             return await self._route(request)
         except ApiError as error:
@@ -209,7 +210,3 @@ class ApiServer:
             if resources[0].base_path == "/" + "/".join(parts):
                 return json_response(openapi.openapi_document(resources))
         raise errors.no_such_path()
-
-
-def json_response(body: Any, code: int = HTTPStatus.OK) -> web.Response:
-    return web.Response(body=msgspec.json.encode(body), status=code, content_type="application/json")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hami.local.errors import bad_request
-from hami.local.objects import Object, dig, meta
+from hami.local.objects import Object, dig, meta, without_nulls
 from hami.local.resources import Resource
 from hami.protocol.errors import QuantityError
 from hami.protocol.quantity import canonical
@@ -149,7 +149,8 @@ def _default_service(service: Object) -> None:
 def _default_template(workload: Object) -> Object:
     """The spec of a workload, its pod template filled."""
     spec: Object = workload.setdefault("spec", {})
-    template = spec.setdefault("template", {})
+    # Clients that encode templates from typed objects send nulls, which mean absent.
+    template = spec["template"] = without_nulls(spec.get("template") or {})
     template.setdefault("metadata", {})
     _default_pod_spec(template.setdefault("spec", {}))
     workload.setdefault("status", {})

@@ -17,6 +17,15 @@ def clone(value: Any) -> Any:
     return value
 
 
+def without_nulls(value: Any) -> Any:
+    """A deep copy of a JSON value without the fields that are null."""
+    if isinstance(value, dict):
+        return {key: without_nulls(item) for key, item in value.items() if item is not None}
+    if isinstance(value, list):
+        return [without_nulls(item) for item in value]
+    return value
+
+
 def meta(obj: Object) -> Object:
     """``obj.metadata`` as a dict that belongs to ``obj`` (made if it is missing)."""
     found = obj.get("metadata")

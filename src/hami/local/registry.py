@@ -12,6 +12,7 @@ from typing import Any
 
 from hami.local import quota, strategy
 from hami.local.admission import AdmissionRequest, Admitted, Webhooks, admission_name
+from hami.local.apply import track_update
 from hami.local.defaults import apply_defaults
 from hami.local.errors import (
     ApiError,
@@ -33,6 +34,7 @@ from hami.local.resources import (
 )
 from hami.local.store import Event, Store
 
+CONTROL_PLANE = "embedded-control-plane"
 MAX_EVENTS = 10_000  # Event objects kept; the oldest go first
 _PATCH_ATTEMPTS = 5
 _GONE_PHASES = ("Succeeded", "Failed")
@@ -139,8 +141,11 @@ class Registry:
         *,
         subresource: str = "",
         dry_run: bool = False,
+        manager: str | None = CONTROL_PLANE,
     ) -> tuple[Object, list[str]]:
         """Store what ``change`` makes of the current object.
+
+        ``manager`` owns the fields that it changes; None where ``change`` sets ``managedFields`` itself.
 
         A resourceVersion in its result must be the current one (409). Without one the change is made
         again, at most 5 times, if admission let somebody else in between.
@@ -150,7 +155,7 @@ class Registry:
             wanted = strategy.check_identity(resource, clone(change(current)), namespace, name)
             self.store.check_version(resource, current, wanted)
             try:
-                return await self._update_once(resource, current, wanted, subresource, dry_run)
+                return await self._update_once(resource, current, wanted, subresource, dry_run, manager)
             except ApiError as error:
                 unchanged = self.store.find(resource, namespace, name) is current
                 if error.reason != "Conflict" or unchanged or attempt + 1 == _PATCH_ATTEMPTS:
@@ -158,7 +163,13 @@ class Registry:
         raise AssertionError("the loop above returns or raises")
 
     async def _update_once(
-        self, resource: Resource, current: Object, wanted: Object, subresource: str, dry_run: bool
+        self,
+        resource: Resource,
+        current: Object,
+        wanted: Object,
+        subresource: str,
+        dry_run: bool,
+        manager: str | None,
     ) -> tuple[Object, list[str]]:
         namespace, name = str(meta(current).get("namespace") or ""), name_of(current)
         meta(wanted)["resourceVersion"] = meta(current)["resourceVersion"]
@@ -173,6 +184,8 @@ class Registry:
         meta(wanted)["resourceVersion"] = meta(current)["resourceVersion"]
         strategy.prepare_update(resource, current, wanted, subresource)
         strategy.validate(resource, wanted)
+        if manager is not None:
+            track_update(resource, current, wanted, manager, subresource, self._clock())
         if wanted == current or dry_run:
             return wanted, admitted.warnings
         if meta(wanted).get("deletionTimestamp") and self._is_released(resource, wanted):

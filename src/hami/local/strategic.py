@@ -10,18 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from hami.local.errors import bad_request
+from hami.local.merge_keys import is_set, merge_key
 from hami.local.objects import Object, clone
 
-# Merge keys by field name; ``kind:field`` outranks it where two kinds disagree.
-_MERGE_KEYS: dict[str, str] = {
-    "containers": "name", "initContainers": "name", "ephemeralContainers": "name", "volumes": "name",
-    "env": "name", "volumeMounts": "mountPath", "volumeDevices": "devicePath", "ports": "containerPort",
-    "imagePullSecrets": "name", "hostAliases": "ip", "conditions": "type", "ownerReferences": "uid",
-    "topologySpreadConstraints": "topologyKey", "podIPs": "ip", "hostIPs": "ip", "addresses": "type",
-    "taints": "key", "schedulingGates": "name", "resourceClaims": "name", "webhooks": "name",
-    "secrets": "name", "Service:ports": "port",
-}  # fmt: skip
-_PRIMITIVE_MERGE = frozenset({"finalizers", "podCIDRs"})
 _ORDER = "$setElementOrder/"
 _DELETE = "$deleteFromPrimitiveList/"
 
@@ -71,14 +62,14 @@ def _merge_object(kind: str, target: Any, patch: Object) -> Object:
 
 
 def _merge_key(kind: str, field: str, items: list[Any]) -> str | None:
-    key = _MERGE_KEYS.get(f"{kind}:{field}") or _MERGE_KEYS.get(field)
+    key = merge_key(kind, field)
     # Status conditions and env are always objects; a list of plain values has no merge key.
     return key if items and all(isinstance(item, dict) for item in items) else None
 
 
 def _merge_list(kind: str, field: str, target: Any, patch: list[Any]) -> list[Any]:
     current: list[Any] = list(target) if isinstance(target, list) else []
-    if field in _PRIMITIVE_MERGE:
+    if is_set(field):
         return current + [clone(item) for item in patch if item not in current]
     key = _merge_key(kind, field, patch)
     if key is None:
