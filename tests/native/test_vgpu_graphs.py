@@ -79,5 +79,5 @@ print(time.monotonic() - start)
 """
     )
     elapsed = float(node.python(code, CUDA_DEVICE_SM_LIMIT="20"))
-    allowed = 0.2 * (elapsed + 0.5) + 0.1  # the burst of an idle bucket, and what is queued at the end
+    allowed = 0.2 * (elapsed + 0.5) + 0.25  # the burst of an idle bucket, the first graphs, what is queued
     assert 0.05 < node.engine_ns()["a"] / 1e9 < allowed

@@ -39,7 +39,8 @@ def test_kills_under_load_leave_the_accounts_in_order(node: Node) -> None:
     survivors[0].must(f"alloc {limit}")
     assert survivors[1].ask("alloc 1")[0] == OUT_OF_MEMORY
     used = read_usage(node.region())
-    assert used == {survivors[0].process.pid: limit, survivors[1].process.pid: 0}
+    assert used.pop(survivors[0].process.pid) == limit
+    assert set(used.values()) == {0}  # a dead slot without memory waits for the next sweep
     data = node.region().read_bytes()
     assert layout.Extension.slow.read(data, layout.EXTENSION_OFFSET) == 0
     totals = [layout.Extension.totals.read(data, layout.EXTENSION_OFFSET, k) for k in range(64)]

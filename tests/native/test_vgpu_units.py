@@ -16,6 +16,7 @@ NAMES = [
     "ranges",
     "bucket",
     "costs",
+    "factor",
     "admission_race",
     "admission_exact",
     "admission_undecided",

@@ -41,3 +41,13 @@ void vg_bucket_correct(_Atomic uint64_t *due, uint64_t now, int64_t difference, 
     } while (!atomic_compare_exchange_weak(due, &seen, next));
     *forgiven += lost;
 }
+
+void vg_bucket_rescale(_Atomic uint64_t *due, uint64_t now, uint64_t factor, uint64_t before) {
+    uint64_t seen = atomic_load(due), next;
+    do {
+        if (seen <= now)
+            return;
+        double debt = (double)(seen - now) * (double)factor / (double)before;
+        next = now + (debt < (double)largest_debt_ns ? (uint64_t)debt : largest_debt_ns);
+    } while (!atomic_compare_exchange_weak(due, &seen, next));
+}

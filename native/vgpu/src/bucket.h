@@ -15,4 +15,7 @@ uint64_t vg_bucket_take(_Atomic uint64_t *due, uint64_t now, uint64_t cost, unsi
 void vg_bucket_correct(_Atomic uint64_t *due, uint64_t now, int64_t difference, unsigned limit,
                        uint64_t *forgiven);
 
+/* A new factor: debt that is left is repaid at the factor known last. */
+void vg_bucket_rescale(_Atomic uint64_t *due, uint64_t now, uint64_t factor, uint64_t before);
+
 #endif

@@ -86,6 +86,12 @@ static void wait_for_priority(void) {
         vg_pause_ns(poll_ns);
 }
 
+/* What the bucket takes for `ns` of a launch: times the device's factor. */
+static int64_t weighted(int device, int64_t ns) {
+    uint64_t g = atomic_load(&vg_process.space.extension->devices[device].g);
+    return g == 0 || g > 4 * VG_G_ONE ? ns : (int64_t)((double)ns * (double)g / VG_G_ONE);
+}
+
 static void add_forgiven(int device, uint64_t forgiven) {
     if (forgiven == 0)
         return;
@@ -99,7 +105,7 @@ static void true_up(int device, uint64_t took, uint64_t charged) {
     uint64_t forgiven = 0;
     int64_t difference = (int64_t)took - (int64_t)charged;
     if (limit != 0)
-        vg_bucket_correct(&shared->due, vg_now(), difference, limit, &forgiven);
+        vg_bucket_correct(&shared->due, vg_now(), weighted(device, difference), limit, &forgiven);
     atomic_fetch_add(&shared->charged, (uint64_t)difference);
     add_forgiven(device, forgiven);
 }
@@ -120,7 +126,8 @@ static void take(int device, uint64_t cost) {
     bool slept = false;
     for (uint64_t now = start; now - start < longest_wait_ns; now = vg_now()) {
         unsigned limit = vg_core_limit(device);
-        uint64_t wait = limit == 0 ? 0 : vg_bucket_take(&shared->due, now, cost, limit, &forgiven);
+        uint64_t weight = (uint64_t)weighted(device, (int64_t)cost);
+        uint64_t wait = limit == 0 ? 0 : vg_bucket_take(&shared->due, now, weight, limit, &forgiven);
         if (wait == 0)
             break;
         if (!slept)

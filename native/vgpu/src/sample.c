@@ -4,6 +4,7 @@
 #include "devices.h"
 #include "hooks.h"
 #include "hostpid.h"
+#include "learn.h"
 #include "process.h"
 #include "slots.h"
 #include "util.h"
@@ -70,6 +71,10 @@ static void utilisation(int device, unsigned used, struct vg_nvml_sample *sample
     }
     bool fresh = newest != last_seen[device];
     if (fresh) {
+        unsigned sum = 0;
+        for (unsigned k = 0; k < used; k++)
+            sum += percent(latest[k].sm);
+        vg_learn_window(device, last_seen[device], newest, sum);
         last_seen[device] = newest;
         last_change[device] = now;
     }
@@ -78,17 +83,22 @@ static void utilisation(int device, unsigned used, struct vg_nvml_sample *sample
             store(&slots[k].util[device], &latest[k]);
 }
 
-void vg_sample_processes(void) {
+void vg_sample_memory(void) {
     unsigned used = vg_region_slots(vg_process.space.region);
     uint64_t devices = vg_process.space.region->device_count;
-    size_t length = SAMPLES * sizeof(struct vg_nvml_sample) + VG_MAX_SLOTS * sizeof(struct latest);
+    for (int d = 0; d < VG_MAX_DEVICES && (uint64_t)d < devices; d++)
+        memory(d, used);
+}
+
+void vg_sample_utilisation(void) {
+    unsigned used = vg_region_slots(vg_process.space.region);
+    uint64_t devices = vg_process.space.region->device_count;
+    size_t samples = SAMPLES * sizeof(struct vg_nvml_sample);
+    size_t length = samples + VG_MAX_SLOTS * sizeof(struct latest);
     char *work = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (work == MAP_FAILED)
         return;
-    for (int d = 0; d < VG_MAX_DEVICES && (uint64_t)d < devices; d++) {
-        memory(d, used);
-        utilisation(d, used, (struct vg_nvml_sample *)work,
-                    (struct latest *)(work + SAMPLES * sizeof(struct vg_nvml_sample)));
-    }
+    for (int d = 0; d < VG_MAX_DEVICES && (uint64_t)d < devices; d++)
+        utilisation(d, used, (struct vg_nvml_sample *)work, (struct latest *)(work + samples));
     munmap(work, length);
 }

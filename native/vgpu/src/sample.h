@@ -2,7 +2,9 @@
 #ifndef VGPU_SAMPLE_H
 #define VGPU_SAMPLE_H
 
-/* Asks NVML once for every device: memory and utilisation of each live slot. For the leader. */
-void vg_sample_processes(void);
+/* Ask NVML once for every device: memory and utilisation of each live slot. For the leader. New utilisation
+ * is also what the factor of the core limit is learned from. */
+void vg_sample_memory(void);
+void vg_sample_utilisation(void);
 
 #endif

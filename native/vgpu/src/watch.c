@@ -3,6 +3,7 @@
 
 #include "admit.h"
 #include "elf_walk.h"
+#include "learn.h"
 #include "mem.h"
 #include "process.h"
 #include "sample.h"
@@ -14,8 +15,8 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
-enum { STACK = 131072, SWEEP_EVERY = 5, STALE_SECONDS = 3 };
-static const uint64_t second_ns = 1000000000u;
+enum { STACK = 131072, ROUNDS_A_SECOND = 5, SWEEP_ROUNDS = 5 * ROUNDS_A_SECOND, STALE_SECONDS = 3 };
+static const uint64_t round_ns = 1000000000u / ROUNDS_A_SECOND;
 
 static struct vg_long_lock leadership;
 
@@ -37,20 +38,31 @@ static void raise_peaks(struct vg_space *space) {
     }
 }
 
+static void once_a_second(struct vg_space *space) {
+    atomic_store(&space->extension->tick, vg_unix_seconds());
+    vg_pools_settle();
+    raise_peaks(space);
+}
+
 static void *lead(void *unused) {
     struct vg_space *space = &vg_process.space;
     (void)unused;
     prctl(PR_SET_NAME, "vgpu-watch");
     vg_thread.in_hook = true; /* its driver calls are our own */
-    for (unsigned round = 1;; round++) {
-        atomic_store(&space->extension->tick, vg_unix_seconds());
-        vg_pools_settle();
-        raise_peaks(space);
-        if (round % SWEEP_EVERY == 0)
+    for (unsigned round = 0, step;; round += step) {
+        bool limited = atomic_load(&vg_gate->limited_mask) != 0;
+        if (limited)
+            vg_learn_reading();
+        if (round % ROUNDS_A_SECOND == 0)
+            once_a_second(space);
+        if (round % SWEEP_ROUNDS == 0) {
             sweep(space);
-        if (round % SWEEP_EVERY == 0 || atomic_load(&vg_gate->limited_mask) != 0)
-            vg_sample_processes();
-        vg_pause_ns(second_ns);
+            vg_sample_memory();
+        }
+        if (limited || round % SWEEP_ROUNDS == 0)
+            vg_sample_utilisation();
+        step = limited ? 1 : ROUNDS_A_SECOND - round % ROUNDS_A_SECOND;
+        vg_pause_ns(step * round_ns);
     }
     return NULL;
 }

@@ -5,6 +5,7 @@
 #include "bucket.h"
 #include "config.h"
 #include "cost.h"
+#include "factor.h"
 #include "region.h"
 #include "size.h"
 #include "slots.h"
@@ -32,8 +33,7 @@ static uint64_t next_random(uint64_t *state) {
     return *state >> 33;
 }
 
-/* ---- sizes and configuration
- * ---------------------------------------------------------------------------------- */
+/* ---- sizes and configuration ---- */
 
 static void sizes(void) {
     static const struct {
@@ -120,8 +120,7 @@ static void configuration(void) {
     CHECK(config.uuid_count == 0 && vg_config_memory(&config, "GPU-x", 1) == (uint64_t)2 << 30);
 }
 
-/* ---- records
- * -------------------------------------------------------------------------------------------------- */
+/* ---- records ---- */
 
 enum { KEYS = 4096, STEPS = 200000 };
 
@@ -192,8 +191,7 @@ static void ranges(void) {
     CHECK(map.count == 999 && !vg_sorted_overlap(&map, 4250, 100, &found));
 }
 
-/* ---- bucket and costs
- * ----------------------------------------------------------------------------------------- */
+/* ---- bucket and costs ---- */
 
 static void bucket(void) {
     const uint64_t second = 1000000000u;
@@ -235,8 +233,36 @@ static void costs(void) {
     CHECK(vg_cost_start_value(UINT64_MAX, 0, 0) == 1000000000u);
 }
 
-/* ---- admission
- * ------------------------------------------------------------------------------------------------ */
+static bool near(double value, double expected) {
+    return value > expected - 0.02 && value < expected + 0.02;
+}
+
+static void factor(void) {
+    struct vg_factor f = {0, 0, 0};
+    double g = 1;
+    CHECK(vg_factor_learn(&f, 1, 0, 0, 1) == 1.0); /* nothing charged, nothing known */
+    for (int i = 0; i < 100; i++)
+        g = vg_factor_learn(&f, 0.2, 0.06, 0.12, 1); /* stretched to double: 30 % used, 60 % charged */
+    CHECK(near(g, 0.5));
+    for (int i = 0; i < 100; i++)
+        g = vg_factor_learn(&f, 0.2, 0.06, 0.0602, 1); /* within NVML's resolution: no correction */
+    CHECK(near(g, 1));
+    for (int i = 0; i < 400; i++)
+        g = vg_factor_learn(&f, 0.2, 0, 0.2, 1);
+    CHECK(near(g, 0.02));
+    for (int i = 0; i < 100; i++)
+        g = vg_factor_learn(&f, 0.2, 0.2, 0.001, 8);
+    CHECK(g == 4.0);
+    vg_factor_resume(&f, 0.5, 30); /* a new leader goes on from the old factor */
+    CHECK(near(vg_factor_learn(&f, 0.2, 0.06, 0.12, 1), 0.5));
+    _Atomic uint64_t due = 1000;
+    vg_bucket_rescale(&due, 2000, 1, 2);
+    CHECK(due == 1000);
+    vg_bucket_rescale(&due, 500, 1, 2);
+    CHECK(due == 750);
+}
+
+/* ---- admission ---- */
 
 enum { THREADS = 4, ROUNDS = 3000 };
 static const uint64_t unit = (uint64_t)1 << 20, limit = (uint64_t)16 << 20;
@@ -347,6 +373,7 @@ static const struct {
     {"ranges", ranges},
     {"bucket", bucket},
     {"costs", costs},
+    {"factor", factor},
     {"admission_race", admission_race},
     {"admission_exact", admission_exact},
     {"admission_undecided", admission_undecided},
