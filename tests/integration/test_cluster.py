@@ -203,6 +203,33 @@ async def test_after_a_crash_of_the_plugin_new_pods_start_and_old_ones_run_on(wo
     assert workload.phase("old") == "Running"
 
 
+async def test_while_the_scheduler_hangs_pods_wait_and_start_afterwards(workload: Workload) -> None:
+    scheduler = workload.cluster.component("scheduler")
+    scheduler.pause()
+    await workload.cluster.api.registry.create(
+        PODS,
+        "default",
+        {
+            "metadata": {"name": "p", "labels": {"hami.io/webhook": "ignore"}},
+            "spec": {
+                "schedulerName": "hami-scheduler",
+                "containers": [
+                    {
+                        "name": "main",
+                        "image": "none",
+                        "command": ["sleep", "600"],
+                        "resources": {"limits": {"nvidia.com/gpu": "1", "nvidia.com/gpumem": "1000"}},
+                    }
+                ],
+            },
+        },
+    )
+    await asyncio.sleep(0.5)
+    assert workload.phase("p") == "Pending"
+    scheduler.resume()
+    await workload.running("p")
+
+
 async def test_after_a_restart_of_kubelet_the_plugin_registers_again(workload: Workload) -> None:
     await workload.create("old", "sleep 600", 4096, 20)
     await workload.running("old")

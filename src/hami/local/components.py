@@ -93,6 +93,14 @@ class Component:
             self._signal(signal.SIGKILL)
             await process.wait()
 
+    def pause(self) -> None:
+        """SIGSTOP: the process hangs, its sockets stay open, until ``resume``."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self._signal(signal.SIGCONT)
+
     async def restart(self) -> None:
         """A clean restart."""
         await self.stop()

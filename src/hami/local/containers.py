@@ -1,6 +1,7 @@
 """Processes as containers: started through the launcher, in namespaces of their own where they are allowed.
 
-The image is not used: programs run on the file system of this machine, with the container's mounts over it.
+The image is not used: programs run on the file system of this machine, with the container's mounts over it
+and a /tmp of their own. They can change what the user who started the cluster can change.
 """
 
 from __future__ import annotations

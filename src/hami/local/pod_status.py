@@ -25,6 +25,7 @@ class ContainerRecord:
     last: Object | None = None
     container_id: str = ""
     sidecar: bool = False
+    image_id: str = ""
 
     @property
     def running(self) -> bool:
@@ -82,7 +83,7 @@ class ContainerRecord:
         return {
             "name": self.name,
             "image": self.image,
-            "imageID": "",
+            "imageID": self.image_id,
             "containerID": self.container_id,
             "state": state,
             "lastState": self.last or {},

@@ -59,6 +59,8 @@ class PodWorker:
         self._inits = [_record(item, sidecar=item.get("restartPolicy") == "Always")
                        for item in dig(pod, "spec", "initContainers") or []]  # fmt: skip
         self._regular = [_record(item) for item in dig(pod, "spec", "containers") or []]
+        for record in [*self._inits, *self._regular]:
+            record.image_id = f"the host's files; {kubelet.isolation.describe()}"
         for record in self._inits[1:] + (self._regular if self._inits else []):
             record.waiting_reason = "PodInitializing"
         self._running: dict[str, Container] = {}
