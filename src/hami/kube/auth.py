@@ -20,7 +20,7 @@ from typing import Protocol
 
 import msgspec
 
-from hami.kube.errors import CredentialError
+from hami.kube.errors import UNDECODABLE, CredentialError
 
 REREAD_S = 60.0
 _EXPIRY_MARGIN_S = 30.0
@@ -199,7 +199,7 @@ class ExecCredential:
     def _parse(self, output: bytes) -> _ExecStatus:
         try:
             answer = _exec_decoder.decode(output)
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             raise CredentialError(f"credential plugin {self.command}: {error}") from error
         if answer.kind != "ExecCredential" or answer.api_version != self.api_version:
             raise CredentialError(

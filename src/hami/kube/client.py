@@ -27,6 +27,7 @@ from yarl import URL
 from hami.kube.auth import Credential
 from hami.kube.config import ClientConfig
 from hami.kube.errors import (
+    UNDECODABLE,
     ApiError,
     ConfigError,
     CredentialError,
@@ -50,6 +51,7 @@ DEFAULT_TIMEOUT_S = 30.0
 MAX_OBJECT_BYTES = 8 << 20
 MAX_PAGE_BYTES = 64 << 20
 _RETRY_AFTER_DEFAULT_S = 1.0
+_RETRY_AFTER_LEAST_S = 0.1
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 log = logging.getLogger(__name__)
@@ -138,6 +140,7 @@ class Client:
                 self.config.credentials.invalidate()
             except TooManyRequests as error:
                 wait = _RETRY_AFTER_DEFAULT_S if error.retry_after_s is None else error.retry_after_s
+                wait = max(wait, _RETRY_AFTER_LEAST_S)
                 if self._clock() + wait >= deadline:
                     raise
                 log.debug("kube.throttled", extra={"method": method, "path": path, "wait_s": wait})
@@ -278,6 +281,8 @@ class Client:
             "User-Agent": self._user_agent,
         }
         if credential.authorization:
+            if not credential.authorization.isprintable():
+                raise CredentialError("the token or password holds line breaks or other control characters")
             headers["Authorization"] = credential.authorization
         return headers
 
@@ -343,7 +348,7 @@ def decode(data: bytes, type_: type[T]) -> T:
     """Decode JSON as ``type_``; raises ``DecodeError`` naming the path of the bad member."""
     try:
         return msgspec.json.decode(data, type=type_)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNDECODABLE as error:
         raise DecodeError(f"unexpected answer of the API server: {error}") from error
 
 

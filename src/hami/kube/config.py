@@ -46,8 +46,12 @@ class ClientConfig:
     namespace: str = "default"
 
     def __post_init__(self) -> None:
-        parts = urlsplit(self.server)
-        if parts.scheme not in ("http", "https") or not parts.netloc:
+        try:
+            parts = urlsplit(self.server)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # half an IPv6 address, a port beyond 65535
+            usable = False
+        if not usable or parts.query or parts.fragment or not self.server.isprintable():
             raise ConfigError(f"server {self.server!r} is not an http or https URL")
 
     def read_ca(self) -> bytes:

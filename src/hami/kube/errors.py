@@ -11,6 +11,9 @@ import msgspec
 
 from hami.protocol.errors import HamiError
 
+UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that are not what was expected; the last for nesting beyond all reason."""
+
 
 class KubeError(HamiError):
     """Anything that goes wrong between us and the API server."""
@@ -112,13 +115,14 @@ class _Details(msgspec.Struct, rename="camel"):
 class Status(msgspec.Struct):
     """The members of a ``v1.Status`` that we read."""
 
-    reason: str = ""
-    message: str = ""
-    code: int = 0
+    reason: str | None = None
+    message: str | None = None
+    code: int | None = None
     details: _Details | None = None
 
 
 _status_decoder = msgspec.json.Decoder(Status, strict=False)
+_MAX_REASON_CHARS = 100
 _MAX_MESSAGE_CHARS = 2000
 
 
@@ -126,7 +130,7 @@ def error_from_response(status: int, body: bytes, retry_after: str | None = None
     """The typed error of an answer; any body is accepted, one that is no Status becomes the message (cut)."""
     try:
         parsed = _status_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         parsed = Status(message=body[:_MAX_MESSAGE_CHARS].decode("utf-8", "replace").strip())
     return error_from_status(status, parsed, _retry_after_s(retry_after, parsed))
 
@@ -134,9 +138,10 @@ def error_from_response(status: int, body: bytes, retry_after: str | None = None
 def error_from_status(status: int, parsed: Status, retry_after_s: float | None = None) -> ApiError:
     """The typed error of a decoded Status, e.g. of a watch's ERROR event."""
     kind = _BY_STATUS.get(status, ServerError if status >= 500 else ApiError)
-    if status == 409 and parsed.reason == "AlreadyExists":
+    reason, message = (parsed.reason or "")[:_MAX_REASON_CHARS], (parsed.message or "")[:_MAX_MESSAGE_CHARS]
+    if status == 409 and reason == "AlreadyExists":
         kind = AlreadyExists
-    return kind(status, parsed.reason, parsed.message[:_MAX_MESSAGE_CHARS], retry_after_s)
+    return kind(status, reason, message, retry_after_s)
 
 
 def _retry_after_s(header: str | None, parsed: Status) -> float | None:

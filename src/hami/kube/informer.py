@@ -20,7 +20,7 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from hami.kube.client import Client
-from hami.kube.errors import ApiError, Gone, KubeError, Status, TransportError, error_from_status
+from hami.kube.errors import UNDECODABLE, ApiError, Gone, KubeError, Status, TransportError, error_from_status
 from hami.kube.operations import PAGE_SIZE, Selection, fresh_version, list_pages
 from hami.kube.ratelimit import Backoff
 from hami.kube.resources import Resource
@@ -31,6 +31,7 @@ _IDLE_MARGIN_S = 30.0
 _BACKOFF_S = (0.5, 30.0)
 _OBJECTS_PER_STEP = 50
 _GRACE_S = 1.0
+_SHORT_WATCH_S = 0.1  # pause after a watch that ended within _GRACE_S, events or not
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -249,8 +250,10 @@ class Informer(Generic[T]):
                 events += 1
                 if events % _OBJECTS_PER_STEP == 0:
                     await asyncio.sleep(0)
-        if events or self._clock() - started > _GRACE_S:
+        if self._clock() - started > _GRACE_S:
             self._backoff.reset()
+        elif events:
+            await asyncio.sleep(_SHORT_WATCH_S)
         else:
             # a server that closes at once must not be asked in a tight loop
             raise TransportError(f"watch of {self.resource.plural} was closed at once")
@@ -258,7 +261,7 @@ class Informer(Generic[T]):
     async def _on_line(self, line: bytes) -> None:
         try:
             event = _event_decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             raise TransportError(f"watch of {self.resource.plural}: not an event: {error}") from error
         self.counters.events += 1
         if event.type == "ERROR":
@@ -278,7 +281,7 @@ class Informer(Generic[T]):
     def _head(self, raw: msgspec.Raw) -> _Head | None:
         try:
             return _head_decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNDECODABLE as error:
             self._refused("", str(error))
             return None
 
@@ -293,7 +296,7 @@ class Informer(Generic[T]):
             return key
         try:
             value = self._parse(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, HamiError) as error:
+        except (*UNDECODABLE, HamiError) as error:
             self._refused(f"{meta.namespace}/{meta.name}", str(error))
             return key
         if old is not None and old.uid != meta.uid:
@@ -341,10 +344,10 @@ def _whole(value: T) -> T:
 def _watch_error(raw: msgspec.Raw) -> ApiError:
     try:
         status = _status_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except UNDECODABLE:
         status = Status(code=500, message="unreadable error event")
     return error_from_status(status.code or 500, status)
 
 
 def _number(version: str) -> int | None:
-    return int(version) if version.isascii() and version.isdigit() else None
+    return int(version) if version.isascii() and version.isdigit() and len(version) <= 20 else None

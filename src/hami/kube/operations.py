@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 
 from hami.kube.client import Client, decode
-from hami.kube.errors import ResponseTooLarge
+from hami.kube.errors import DecodeError, ResponseTooLarge
 from hami.kube.resources import PODS, Resource
 
 PAGE_SIZE = 500
@@ -80,6 +80,8 @@ async def list_pages(
         yield page
         if not token:
             return
+        if token == query.get("continue"):
+            raise DecodeError(f"the list of {resource.plural} does not go on: the same token came twice")
         query["continue"] = token
 
 

@@ -241,5 +241,5 @@ def _items(nodes_raw: msgspec.Raw, max_bytes: int) -> list[msgspec.Raw]:
         return []
     try:
         return _items_decoder.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ObjectError(f"invalid node list: {error}") from None

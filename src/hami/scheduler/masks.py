@@ -29,6 +29,7 @@ from hami.vendors.types import (
 )
 
 _CACHED_LISTS = 16
+_MAX_NAMES = 50_000
 
 
 class Mask:
@@ -87,8 +88,10 @@ class MaskCache:
             return found
         try:
             names = msgspec.json.decode(raw, type=list[str])
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ObjectError(f"invalid list of node names: {error}") from None
+        if len(names) > _MAX_NAMES:
+            raise ObjectError(f"{len(names)} node names, at most {_MAX_NAMES} are read")
         return self._keep(raw, Mask(names))
 
     def _find(self, key: tuple[str, ...] | bytes) -> Mask | None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from hami.protocol.admission import AdmissionRequest
+from hami.protocol.errors import ObjectError
 from hami.scheduler.answers import PlacementError
 from hami.scheduler.edge import scheduler_routes
 from hami.scheduler.requests import MAX_CONTAINERS
@@ -128,3 +129,10 @@ async def test_a_fault_of_ours_denies_with_an_answer(
         "allowed": False,
         "status": {"code": 500, "message": "internal error: ValueError"},
     }
+
+
+def test_more_names_than_any_cluster_has_nodes_are_refused(lab: Any) -> None:
+    names = json.dumps([str(at) for at in range(50_001)]).encode()
+    with pytest.raises(ObjectError, match="50001 node names"):
+        lab.state.candidates_json(names)
+    assert lab.state.candidates_json(b'["a","a","\\u0000","' + b"x" * 1000 + b'"]').names[0] == "a"
