@@ -31,37 +31,52 @@ def gpu(uuid: str, memory: int, core: int) -> ContainerDevice:
 
 
 @pytest.mark.parametrize(
-    ("case", "slots", "text"),
+    ("slots", "text"),
     [
-        (14, ((), (gpu("G0", 2048, 25),)), ";G0,NVIDIA,2048,25:;"),
-        (15, ((), (gpu("G0", 1000, 10),), (gpu("G1", 500, 5),)), ";G0,NVIDIA,1000,10:;G1,NVIDIA,500,5:;"),
-        (16, ((gpu("G0", 1, 0), gpu("G1", 1, 0)),), "G0,NVIDIA,1,0:G1,NVIDIA,1,0:;"),
-        ("R5", ((), (ContainerDevice("u1", "MLU", 5120, 25),), ()), ";u1,MLU,5120,25:;;"),
-        ("none", (), ""),
+        pytest.param(((), (gpu("G0", 2048, 25),)), ";G0,NVIDIA,2048,25:;", id="14"),
+        pytest.param(
+            ((), (gpu("G0", 1000, 10),), (gpu("G1", 500, 5),)),
+            ";G0,NVIDIA,1000,10:;G1,NVIDIA,500,5:;",
+            id="15",
+        ),
+        pytest.param(((gpu("G0", 1, 0), gpu("G1", 1, 0)),), "G0,NVIDIA,1,0:G1,NVIDIA,1,0:;", id="16"),
+        pytest.param(
+            ((), (ContainerDevice("u1", "MLU", 5120, 25),), ()), ";u1,MLU,5120,25:;;", id="vendors 9"
+        ),
+        pytest.param((), "", id="none"),
     ],
 )
-def test_case_slots_are_written_in_order_and_padded(case: object, slots: Allocation, text: str) -> None:
+def test_slots_are_written_in_order_and_padded(slots: Allocation, text: str) -> None:
     assert encode_allocation(slots) == text
     assert decode_allocation(text) == slots
 
 
-def test_case_18_a_third_empty_slot_of_a_two_container_pod_is_ignored() -> None:
-    assert fit_slots(decode_allocation("G0,NVIDIA,100,5:;;;"), 2) == ((gpu("G0", 100, 5),), ())
+@pytest.mark.parametrize("text", ["G0,NVIDIA,100,5:;;", "G0,NVIDIA,100,5:;;;"])
+def test_case_18_a_third_empty_slot_of_a_two_container_pod_is_ignored(text: str) -> None:
+    assert fit_slots(decode_allocation(text), 2) == ((gpu("G0", 100, 5),), ())
+
+
+def test_vendor_case_10_an_empty_tail_is_allowed() -> None:
+    u1 = ContainerDevice("u1", "MLU", 5120, 25)
+    slots = decode_allocation(";u1,MLU,5120,25:;;")
+    assert slots == ((), (u1,), ())
+    assert fit_slots(slots, 4) == ((), (u1,), (), ())
 
 
 @pytest.mark.parametrize(
-    ("case", "text"),
+    "text",
     [
-        (19, "G0,NVIDIA,100:;"),
-        (21, "G0,NVIDIA,3000000000,5:;"),
-        ("core", "G0,NVIDIA,1,x:;"),
-        ("point", "G0,NVIDIA,1.0,1:;"),
-        ("blank", "G0,NVIDIA, 1,1:;"),
-        ("underscore", "G0,NVIDIA,1_0,1:;"),
-        ("comma", ",:;"),
+        pytest.param("G0,NVIDIA,100:;", id="19"),
+        pytest.param("G0,NVIDIA,3000000000,5:;", id="21"),
+        pytest.param("u1,MLU,5120:;", id="vendors 11"),
+        pytest.param("G0,NVIDIA,1,x:;", id="core"),
+        pytest.param("G0,NVIDIA,1.0,1:;", id="point"),
+        pytest.param("G0,NVIDIA, 1,1:;", id="blank"),
+        pytest.param("G0,NVIDIA,1_0,1:;", id="underscore"),
+        pytest.param(",:;", id="comma"),
     ],
 )
-def test_case_one_bad_piece_fails_the_whole_value(case: object, text: str) -> None:
+def test_one_bad_piece_fails_the_whole_value(text: str) -> None:
     with pytest.raises(AllocationError):
         decode_allocation(text)
 

@@ -33,17 +33,33 @@ def test_case_42_a_reservation_is_valid_before_it_is_realised() -> None:
     assert not reservation.realised
 
 
-@pytest.mark.parametrize("missing", list(RUNTIME))
-def test_case_43_a_partial_runtime_identity_is_invalid(missing: str) -> None:
-    partial = {key: value for key, value in RUNTIME.items() if key != missing}
+@pytest.mark.parametrize(
+    "partial",
+    [
+        pytest.param({"migUUID": "M"}, id="43"),
+        *({key: value for key, value in RUNTIME.items() if key != missing} for missing in RUNTIME),
+    ],
+)
+def test_a_partial_runtime_identity_is_invalid(partial: dict[str, object]) -> None:
     with pytest.raises(MigReservationError, match="partial runtime identity"):
         decode_mig_reservations(json.dumps([PLAIN | partial]))
 
 
-def test_case_44_instance_id_0_is_a_legal_identity_and_is_written() -> None:
-    (reservation,) = decode_mig_reservations(json.dumps([PLAIN | RUNTIME]))
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        pytest.param(RUNTIME, id="44"),
+        pytest.param({"migUUID": "MIG-x", "gpuInstanceID": 4, "computeInstanceID": 0}, id="M11"),
+    ],
+)
+def test_instance_id_0_is_a_legal_identity_and_is_written(runtime: dict[str, object]) -> None:
+    (reservation,) = decode_mig_reservations(json.dumps([PLAIN | runtime]))
     assert reservation.realised
-    assert json.loads(encode_mig_reservations([reservation])) == [PLAIN | RUNTIME]
+    assert (reservation.gpu_instance_id, reservation.compute_instance_id) == (
+        runtime["gpuInstanceID"],
+        runtime["computeInstanceID"],
+    )
+    assert json.loads(encode_mig_reservations([reservation])) == [PLAIN | runtime]
 
 
 def test_case_45_two_elements_at_one_position_are_invalid() -> None:

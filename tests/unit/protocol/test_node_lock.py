@@ -102,8 +102,9 @@ def test_case_33_the_own_lock_is_kept_without_a_write() -> None:
     assert node.writes == []
 
 
-def test_case_34_a_living_holder_means_contention_and_no_write() -> None:
-    node = Node(at(-120, "ns", "b"))
+@pytest.mark.parametrize("age", [pytest.param(120, id="34"), pytest.param(10, id="vendors 28")])
+def test_a_living_holder_means_contention_and_no_write(age: float) -> None:
+    node = Node(at(-age, "ns", "b"))
     answer = node.run(Acquire("n", A))
     assert answer == Contention("node n has been locked within 5m0s: node lock contention")
     assert node.writes == []
@@ -132,7 +133,17 @@ def test_a_fresh_legacy_lock_is_contention_and_an_expired_one_is_taken_over() ->
     assert Node(at(-600)).run(Acquire("n", A)) == Done(acquired=MINE)
 
 
-@pytest.mark.parametrize("text", ["a,b", "garbage", "", "2026-08-21T08:20:39Z,ns", ",ns,a", "x" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("a,b", id="38"),
+        pytest.param("2026-08-21T08:20:39Z,ns", id="vendors 30"),
+        "garbage",
+        "",
+        ",ns,a",
+        "x" * 5000,
+    ],
+)
 def test_case_38_a_malformed_lock_is_taken_over_at_once(text: str) -> None:
     node = Node(text)
     assert node.run(Acquire("n", A)) == Done(acquired=MINE)
