@@ -3,11 +3,13 @@
 
 #include "hooks.h"
 #include "process.h"
+#include "util.h"
 
 #include <stdio.h>
 #include <string.h>
 
 enum { MAX_CUDA_DEVICES = 64 };
+static const uint64_t retry_ns = 5000000000u;
 
 static int8_t region_of_cuda[MAX_CUDA_DEVICES];
 static int cuda_count;
@@ -81,21 +83,32 @@ int vg_device_of_nvml(void *nvml_device) {
     return find_uuid(vg_process.space.region, uuid);
 }
 
-void *vg_nvml_device(int device) {
-    static _Atomic(void *) known[VG_MAX_DEVICES];
-    void *found = atomic_load(&known[device]);
+static void *find_nvml_device(int device) {
     unsigned count = 0;
-    if (found != NULL)
-        return found;
     if (vg_call_nvmlInit_v2() != VG_NVML_SUCCESS || vg_call_nvmlDeviceGetCount_v2(&count) != VG_NVML_SUCCESS)
         return NULL;
     for (unsigned n = 0; n < count; n++) {
         void *candidate;
         if (vg_call_nvmlDeviceGetHandleByIndex_v2(n, &candidate) == VG_NVML_SUCCESS &&
-            vg_device_of_nvml(candidate) == device) {
-            atomic_store(&known[device], candidate);
+            vg_device_of_nvml(candidate) == device)
             return candidate;
-        }
     }
     return NULL;
+}
+
+void *vg_nvml_device(int device) {
+    static _Atomic(void *) known[VG_MAX_DEVICES];
+    static _Atomic uint64_t not_before[VG_MAX_DEVICES]; /* after a failure NVML is left alone for a while */
+    void *found = atomic_load(&known[device]);
+    if (found != NULL)
+        return found;
+    uint64_t now = vg_now();
+    if (now < atomic_load(&not_before[device]))
+        return NULL;
+    found = find_nvml_device(device);
+    if (found != NULL)
+        atomic_store(&known[device], found);
+    else
+        atomic_store(&not_before[device], now + retry_ns);
+    return found;
 }

@@ -67,10 +67,13 @@ static void *lead(void *unused) {
     return NULL;
 }
 
-/* Resolved at run time: a preload that drags in libpthread changes single-threaded programs. */
+/* Resolved at run time: before glibc 2.34 they are in libpthread, and a preload that drags it in changes
+ * single-threaded programs. */
 static bool start_thread(void) {
     int (*create)(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *) = (int (*)(
         pthread_t *, const pthread_attr_t *, void *(*)(void *), void *))vg_libc_function("pthread_create");
+    int (*set_stack)(pthread_attr_t *, size_t) =
+        (int (*)(pthread_attr_t *, size_t))vg_libc_function("pthread_attr_setstacksize");
     if (create == NULL)
         return false;
     pthread_attr_t attributes;
@@ -78,11 +81,12 @@ static bool start_thread(void) {
     pthread_t thread;
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    pthread_attr_setstacksize(&attributes, STACK);
+    if (set_stack != NULL)
+        set_stack(&attributes, STACK);
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
+    sigprocmask(SIG_SETMASK, &all, &before); /* of this thread: the new one inherits it */
     int result = create(&thread, &attributes, lead, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    sigprocmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return result == 0;
 }
