@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from hami.local import launcher
 from hami.local.container_log import LogWriter
@@ -23,6 +24,7 @@ from hami.protocol.errors import HamiError
 
 _LAUNCHER = Path(launcher.__file__)
 _ENV_LIMIT = 1 << 20
+PID_FILE = "pid"
 _PRELOAD = "/etc/ld.so.preload"
 
 
@@ -68,12 +70,17 @@ class ContainerPlan:
 
 @dataclass(slots=True)
 class Container:
-    """A started container. ``exit_code`` is None while it runs; after signal n it is 128 + n."""
+    """A started container. ``exit_code`` is None while it runs; after signal n it is 128 + n.
 
+    ``plan`` is what it was started from; ``directory`` holds its working files.
+    """
+
+    plan: ContainerPlan
+    directory: Path
+    isolation: Isolation
     process: asyncio.subprocess.Process
     log_path: Path
     _error_file: Path
-    _namespaced: bool
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     exit_code: int | None = None
 
@@ -101,7 +108,7 @@ class Container:
         if self.process.returncode is not None:
             return
         with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGKILL if self._namespaced else signal.SIGHUP)
+            self.process.send_signal(signal.SIGHUP if self.isolation is Isolation.NONE else signal.SIGKILL)
 
 
 def launcher_command(spec: Path) -> list[str]:
@@ -120,7 +127,7 @@ async def start_container(plan: ContainerPlan, directory: Path, isolation: Isola
         raise ContainerStartError(f"the environment is larger than {_ENV_LIMIT} bytes")
     if isolation is Isolation.NONE:
         plan = emulate(plan)
-    spec, error_file = _write_spec(plan, directory, isolation)
+    spec, error_file = write_spec(plan, directory, isolation, {"pid_file": str(directory / PID_FILE)})
     try:
         process = await asyncio.create_subprocess_exec(
             *launcher_command(spec),
@@ -131,14 +138,17 @@ async def start_container(plan: ContainerPlan, directory: Path, isolation: Isola
         )
     except OSError as error:
         raise ContainerStartError(f"cannot start the container: {error}") from error
-    container = Container(process, log, error_file, isolation is not Isolation.NONE)
+    container = Container(plan, directory, isolation, process, log, error_file)
     container._tasks.append(asyncio.create_task(_copy_output(process, log)))
     return container
 
 
-def _write_spec(plan: ContainerPlan, directory: Path, isolation: Isolation) -> tuple[Path, Path]:
-    """The launcher's file, and the one where it writes what went wrong."""
+def write_spec(
+    plan: ContainerPlan, directory: Path, isolation: Isolation, more: Mapping[str, Any]
+) -> tuple[Path, Path]:
+    """The launcher's file with the entries ``more``, and the one where it writes what went wrong."""
     directory.mkdir(parents=True, exist_ok=True)
+    (directory / PID_FILE).unlink(missing_ok=True)
     error_file = directory / "error"
     error_file.unlink(missing_ok=True)
     spec = directory / "spec.json"
@@ -156,6 +166,7 @@ def _write_spec(plan: ContainerPlan, directory: Path, isolation: Isolation) -> t
                 "private_tmp": plan.visible,
                 "hostname": plan.hostname,
                 "error_file": str(error_file),
+                **more,
             }
         )
     )

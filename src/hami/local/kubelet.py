@@ -13,9 +13,11 @@ from typing import Any
 
 from hami.local.amounts import milli, pod_amounts, sum_amounts
 from hami.local.container_log import read_log
-from hami.local.containers import Isolation
+from hami.local.containers import ContainerStartError, Isolation
 from hami.local.device_manager import DeviceManager
-from hami.local.errors import ApiError, bad_request, not_found
+from hami.local.errors import ApiError, bad_request, internal, not_found
+from hami.local.exec_session import ExecProcess, start_exec
+from hami.local.node_services import ExecRequest
 from hami.local.objects import Object, clone, dig, meta, name_of, namespace_of, rfc3339, rfc3339_micro
 from hami.local.pod_resources import PodResourcesServer
 from hami.local.pod_status import key_of
@@ -160,6 +162,17 @@ class Kubelet:
             )
         async for chunk in read_log(path, request, lambda: worker.is_over(request.container)):
             yield chunk
+
+    async def start_exec(self, request: ExecRequest) -> ExecProcess:
+        """Run a program in a container of this node. Raises ApiError where that does not run."""
+        worker = self._workers.get(key_of(request.pod)[2])
+        container = worker.running(request.container) if worker is not None else None
+        if container is None:
+            raise bad_request(f'container "{request.container}" in pod "{name_of(request.pod)}" does not run')
+        try:
+            return await start_exec(container, request.command, tty=request.tty, stdin=request.stdin)
+        except ContainerStartError as error:
+            raise internal(f"error executing command in container: {error}") from error
 
     def _observe(self, key: str, event: Event) -> None:
         if key != "pods" or dig(event.obj, "spec", "nodeName") != self.name:
@@ -321,16 +334,25 @@ class Kubelet:
 
 
 class NodeLogs:
-    """The logs of all kubelets of a cluster, for the API server."""
+    """:class:`hami.local.node_services.NodeServices` of all kubelets of a cluster."""
 
     def __init__(self, kubelets: Callable[[], Sequence[Kubelet]]) -> None:
         self._kubelets = kubelets
 
     async def read_log(self, request: LogRequest) -> AsyncIterator[bytes]:
-        node = dig(request.pod, "spec", "nodeName")
+        async for chunk in self._kubelet(request.pod).read_log(request):
+            yield chunk
+
+    async def start_exec(self, request: ExecRequest) -> ExecProcess:
+        return await self._kubelet(request.pod).start_exec(request)
+
+    async def connect(self, pod: Object, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Pods share the network of this machine: their ports are those of its loopback address."""
+        return await asyncio.open_connection(self._kubelet(pod).address, port)
+
+    def _kubelet(self, pod: Object) -> Kubelet:
+        node = dig(pod, "spec", "nodeName")
         for kubelet in self._kubelets():
             if kubelet.name == node:
-                async for chunk in kubelet.read_log(request):
-                    yield chunk
-                return
-        raise not_found("", "nodes", str(node or namespace_of(request.pod)))
+                return kubelet
+        raise not_found("", "nodes", str(node or namespace_of(pod)))

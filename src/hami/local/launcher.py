@@ -6,7 +6,8 @@ SPEC: ``argv``, ``env``, ``cwd``, ``parent`` (PID that must still be our parent)
 ``user`` or ``none``), ``watch`` (without isolation: stay, and end all descendants with the program, on SIGHUP
 and when our parent ends; else this process becomes the program), ``mounts`` ([host path, container path,
 read-only]), ``private_tmp`` (paths under /tmp that stay visible), ``hostname``, ``error_file`` (what went
-wrong before the program ran).
+wrong before the program ran), ``pid_file`` (gets the PID of the container's first process), ``join`` (that
+PID: run in its namespaces instead of in new ones), ``tty`` (standard input is a terminal: make it ours).
 
 Exit status: that of the program, 128 + n after signal n, 125 if the container could not be set up,
 127 if its program does not exist, 126 if it cannot be executed.
@@ -19,11 +20,13 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import os
 import signal
 import stat
 import sys
+import termios
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -70,6 +73,17 @@ def enter_namespaces(isolation: str) -> None:
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
         Path("/proc/self/gid_map").write_text(f"0 {gid} 1")
+
+
+def join_namespaces(pid: int, isolation: str) -> None:
+    """Enter the namespaces and the root directory of ``pid``; children are in its PID namespace."""
+    kinds = (["user"] if isolation == "user" else []) + ["pid", "uts", "mnt"]
+    handles = [os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in kinds]
+    root = os.open(f"/proc/{pid}/root", os.O_PATH | os.O_CLOEXEC)
+    for kind, handle in zip(kinds, handles, strict=True):
+        _check(_libc.setns(handle, 0), f"setns {kind}")
+    os.fchdir(root)
+    os.chroot(".")
 
 
 class _View:
@@ -212,15 +226,18 @@ def _run_isolated(spec: dict[str, Any], error_handle: int) -> int:
             os._exit(_SETUP_FAILED)
         os.close(ready)
         try:
-            build_view(spec)
-            name = str(spec.get("hostname") or "container").encode()[:63]
-            _check(_libc.sethostname(name, len(name)), "sethostname")
+            if not spec.get("join"):
+                build_view(spec)
+                name = str(spec.get("hostname") or "container").encode()[:63]
+                _check(_libc.sethostname(name, len(name)), "sethostname")
         except OSError as error:
             os.write(error_handle, str(error).encode())
             os._exit(_SETUP_FAILED)
         inside = dict(spec, error_file=f"/proc/self/fd/{error_handle}")
         _program(inside)
     os.close(ready)
+    if spec.get("pid_file"):
+        Path(str(spec["pid_file"])).write_text(str(child))
 
     def forward(number: int, _frame: FrameType | None) -> None:
         os.kill(child, number)
@@ -281,6 +298,8 @@ def main() -> None:
     spec: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     die_with_parent(int(spec.get("parent") or 0))
     os.setsid()
+    if spec.get("tty"):
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     isolation = str(spec.get("isolation") or "none")
     if isolation == "none":
         if spec.get("watch"):
@@ -289,7 +308,10 @@ def main() -> None:
         _program(spec)
     handle = os.open(str(spec["error_file"]), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
-        enter_namespaces(isolation)
+        if spec.get("join"):
+            join_namespaces(int(spec["join"]), isolation)
+        else:
+            enter_namespaces(isolation)
     except OSError as error:
         _fail(spec, str(error), _SETUP_FAILED)
     code = _run_isolated(spec, handle)

@@ -82,6 +82,10 @@ class PodWorker:
     def log_path(self, container: str, *, previous: bool = False) -> Path:
         return self.directory / "logs" / container / ("previous.log" if previous else "current.log")
 
+    def running(self, container: str) -> Container | None:
+        """The container of this name while it runs."""
+        return self._running.get(container)
+
     def is_over(self, container: str) -> bool:
         """Whether the log of the container will get no more lines from the present run."""
         return self._finished or container not in self._running
