@@ -132,11 +132,19 @@ def test_all_problems_are_told_at_once_with_their_key_paths() -> None:
     assert len(found) == 13
 
 
-@pytest.mark.parametrize("profile", ["5gb", "g.5gb", "1x.5gb", "1g", "1g.", "1g.5gb.gfx", "-1g.5gb"])
+@pytest.mark.parametrize(
+    "profile", [pytest.param("5gb", id="M17"), "g.5gb", "1x.5gb", "1g", "1g.", "1g.5gb.gfx", "-1g.5gb"]
+)
 def test_a_profile_that_does_not_name_its_slices_is_refused(profile: str) -> None:
     allowlist = [{"models": ["A100"], "profiles": [profile]}]
     (problem,) = problems({"nvidia": {**NVIDIA["nvidia"], "migProfileAllowlist": allowlist}})
     assert problem.startswith("nvidia.migProfileAllowlist[0].profiles[0]")
+
+
+def test_a_model_without_profiles_is_refused() -> None:  # M16
+    allowlist = [{"models": ["A100"], "profiles": []}]
+    (problem,) = problems({"nvidia": {**NVIDIA["nvidia"], "migProfileAllowlist": allowlist}})
+    assert problem.startswith("nvidia.migProfileAllowlist[0].profiles")
 
 
 @pytest.mark.parametrize(

@@ -163,10 +163,16 @@ def test_changed_devices_are_read_again_without_any_handshake(lab: Any) -> None:
     assert done == [(Refresh(),), (), (Refresh(),)]
 
 
-def test_a_time_of_another_zone_ahead_of_ours_is_told_and_not_trusted(lab: Any) -> None:  # 50
+@pytest.mark.parametrize(
+    "ahead",
+    [
+        pytest.param("Requesting_2026-08-22 18:00:00", id="50 another zone"),
+        pytest.param("Requesting_2026-08-22 10:30:00", id="50 half an hour"),
+    ],
+)
+def test_a_time_ahead_of_ours_is_told_and_not_trusted(lab: Any, ahead: str) -> None:
     m = machine(lab)
-    ahead = asked("Requesting_2026-08-22 18:00:00")
-    _, done = run(m, (0, ahead), (60, TimePassed()), (61, TimePassed()))
+    _, done = run(m, (0, asked(ahead)), (60, TimePassed()), (61, TimePassed()))
     assert isinstance(done[0][0], Report)
     assert done[0][0].reason == "ClockSkew"
     assert done[1] == ()
@@ -219,6 +225,63 @@ class TestNvidia:
     def test_nothing_reported_and_an_unreadable_question_is_dead(self, lab: Any) -> None:  # N10
         state, _ = run(Handshake(lab.nvidia()), (0, asked("Requesting_garbage")))
         assert state.dead == "devices"
+
+
+WRITE = PatchNode({KEY: "Requesting_2026-08-22 10:00:00"})
+DEAD: tuple[type[Action], ...] = (Drop, PatchNode)
+
+
+@pytest.mark.parametrize(
+    ("value", "allocatable", "actions"),
+    [
+        pytest.param("Requesting_2026-08-22 09:59:30", 0, (), id="26"),
+        pytest.param("Requesting_2026-08-22 09:58:00", 0, DEAD, id="27"),
+        pytest.param("Requesting_2026-08-22 09:58:00", 4, (), id="29"),
+        pytest.param("Requesting_2024.01.10 04:06:57", 0, DEAD, id="30"),
+        pytest.param("Deleted_2026-05-07 10:00:00", 4, (PatchNode,), id="31"),
+        pytest.param("Requesting_garbage", 4, (), id="66 allocatable"),
+        pytest.param("Requesting_garbage", 0, DEAD, id="66 nothing allocatable"),
+        pytest.param("Requesting", 4, (), id="no time, allocatable"),
+        pytest.param("Requesting", 0, DEAD, id="no time, nothing allocatable"),
+    ],
+)
+def test_a_value_on_a_node_whose_devices_are_known(
+    lab: Any, value: str, allocatable: int, actions: tuple[type[Action], ...]
+) -> None:
+    m = machine(lab)
+    state, done = run(m, (-3600, asked("Reported_x")), (0, asked(value, allocatable)))
+    assert tuple(type(action) for action in done[1]) == actions
+    assert (state.applied is None) == (actions == DEAD)
+
+
+def test_a_new_node_with_a_stale_deleted_mark_is_read_and_asked(lab: Any) -> None:
+    assert last(machine(lab), (0, asked("Deleted_2026-05-07 10:00:00", 4))) == (Refresh(), WRITE)
+
+
+@pytest.mark.parametrize("allocatable", [0, None])
+def test_what_was_declared_dead_is_still_absent_on_the_next_pass(lab: Any, allocatable: int | None) -> None:
+    m = machine(lab)
+    value = "Requesting_2026-08-22 09:58:00"
+    steps: list[Step] = [
+        (-3600, asked("Reported_x")),
+        (0, asked(value, allocatable)),
+        (1, asked(None, allocatable)),
+        (15, TimePassed()),
+        (16, asked(None, allocatable)),
+    ]
+    state, done = run(m, *steps)
+    assert tuple(type(action) for action in done[1]) == DEAD
+    assert done[2:] == [(), (), ()]
+    assert state.applied is None
+
+
+def test_a_question_of_the_future_is_dead_60_seconds_after_first_sight(lab: Any) -> None:
+    ahead = asked("Requesting_2026-08-22 10:30:00", 0)
+    m = machine(lab)
+    _, done = run(m, (-3600, asked("Reported_x")), (0, ahead), (60, TimePassed()), (61, TimePassed()))
+    assert [type(action) for action in done[1]] == [Report]
+    assert done[2] == ()
+    assert tuple(type(action) for action in done[3]) == DEAD
 
 
 def test_a_capacity_rule_needs_no_handshake(lab: Any) -> None:

@@ -59,7 +59,12 @@ def test_cores_over_100_mean_a_whole_card(lab: Any) -> None:  # F8
 
 @pytest.mark.parametrize(
     ("total", "percent", "mem"),
-    [(40961, 30, 12288), (2147483647, 99, 2126008810), (3, 33, 0), (8000, 100, 8000)],  # F9
+    [
+        pytest.param(40961, 30, 12288, id="F9"),
+        (2147483647, 99, 2126008810),
+        (3, 33, 0),
+        (8000, 100, 8000),
+    ],
 )
 def test_a_percentage_of_the_cards_memory_is_truncated(lab: Any, total: int, percent: int, mem: int) -> None:
     result = lab.fit([lab.card(devmem=total)], lab.request(1, 0, percent))
@@ -77,6 +82,18 @@ def test_cards_that_would_have_done_are_counted_when_too_few(lab: Any) -> None: 
     cards = [lab.card("d0"), lab.card("d1", health=False), lab.card("d2")]
     result = lab.fit(cards, lab.request(3, 4000))
     assert result.text() == "1/3 CardNotHealth, 2/3 AllocatedCardsInsufficientRequest"
+
+
+def test_three_reasons_are_sorted_as_text(lab: Any) -> None:  # F27
+    cards = [
+        lab.card("d0", health=False),
+        lab.card("d1"),
+        lab.card("d2", used=1, usedmem=40000),
+        lab.card("d3", used=1, usedmem=40000),
+    ]
+    assert lab.fit(cards, lab.request(2, 4000)).text() == (
+        "1/4 AllocatedCardsInsufficientRequest, 1/4 CardNotHealth, 2/4 CardInsufficientMemory"
+    )
 
 
 def test_more_cards_than_the_node_has_is_a_reason_of_the_node(lab: Any) -> None:  # F11
@@ -101,6 +118,9 @@ def test_no_candidates_are_a_reason_too(lab: Any) -> None:
         pytest.param({"nvidia.com/vgpu-mode": "mig, hami-core"}, True, id="one of two modes"),
         pytest.param({"nvidia.com/vgpu-mode": "my-hami-core"}, False, id="modes are whole words"),
         pytest.param({"nvidia.com/vgpu-mode": ""}, True, id="blank mode"),
+        pytest.param({"nvidia.com/use-gputype": "a100, H100"}, True, id="47"),
+        pytest.param({"nvidia.com/nouse-gputype": "A10,"}, False, id="48"),
+        pytest.param({"nvidia.com/vgpu-mode": "mig"}, False, id="51"),
         pytest.param({"nvidia.com/use-gputype": "=NVIDIA A100-SXM4-40GB"}, True, id="whole type"),
         pytest.param({"nvidia.com/use-gputype": "=NVIDIA A100"}, False, id="not the whole type"),
         pytest.param(
@@ -131,7 +151,7 @@ def test_a_card_is_chosen_by_its_uuid(lab: Any) -> None:  # F17
 @pytest.mark.parametrize(
     "annotations_",
     [
-        {"nvidia.com/nouse-gpuuuid": "d1"},  # F18
+        pytest.param({"nvidia.com/nouse-gpuuuid": "d1"}, id="F18"),
         {"nvidia.com/use-gpuuuid": ","},
         {"nvidia.com/use-gpuuuid": "D1"},
         {"nvidia.com/use-gpuuuid": "d1", "nvidia.com/nouse-gpuuuid": "d1"},
@@ -139,6 +159,13 @@ def test_a_card_is_chosen_by_its_uuid(lab: Any) -> None:  # F17
 )
 def test_a_card_is_excluded_by_its_uuid(lab: Any, annotations_: Mapping[str, str]) -> None:
     assert lab.fit([lab.card("d1")], lab.request(1, 4000), annotations_).text() == "1/1 CardUuidMismatch"
+
+
+@pytest.mark.parametrize(
+    "text", [pytest.param(" G0 ,G1", id="49"), pytest.param("  ", id="50"), pytest.param("", id="empty")]
+)
+def test_a_list_that_names_the_card_or_nothing_allows_it(lab: Any, text: str) -> None:
+    assert ids(lab.fit([lab.card("G0")], lab.request(1, 4000), {"nvidia.com/use-gpuuuid": text})) == ["G0"]
 
 
 def test_cordoned_cards_take_no_new_pods(lab: Any) -> None:  # F19, F20
@@ -176,7 +203,14 @@ class TestNumaBinding:
         assert ids(lab.fit(cards, lab.request(2, 4000), BIND)) == ["a", "c"]
 
 
-@pytest.mark.parametrize("policy", ["mutex", "binpack,mutex"])  # F24, F25
+@pytest.mark.parametrize(
+    "policy",
+    [
+        pytest.param("mutex", id="F24"),
+        pytest.param("binpack,mutex", id="F25"),
+        pytest.param("binpack, mutex", id="vendors 34"),
+    ],
+)
 def test_mutex_takes_unused_cards_only(lab: Any, policy: str) -> None:
     cards = [lab.card("d1"), lab.card("d0", used=1)]
     assert ids(lab.fit(cards, lab.request(1, 4000), policy=policy)) == ["d1"]
@@ -226,6 +260,8 @@ def test_every_container_has_a_place_in_the_annotation(lab: Any) -> None:  # F28
         "hami.io/vgpu-devices-to-allocate": text,
         "hami.io/vgpu-devices-allocated": text,
     }
+    two = AnnotateContext(lab.info(slots=2), allocation, lab.node(), datetime.now(UTC))
+    assert set(annotations(profile, two).values()) == {";d0,NVIDIA,4000,20:;"}
 
 
 def test_nothing_is_written_for_a_pod_without_devices(lab: Any) -> None:

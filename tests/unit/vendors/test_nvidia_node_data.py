@@ -55,10 +55,18 @@ def test_pair_scores_travel_with_their_card(lab: Any) -> None:
     assert device.custom["pairScores"] == {"GPU-bb": 210}
 
 
-def test_bad_pair_scores_leave_the_cards_usable_and_are_told(lab: Any) -> None:  # T9
-    node = lab.node(annotations={REGISTER: GOOD, SCORES: "not json"})
+@pytest.mark.parametrize(
+    "scores",
+    [
+        pytest.param("not json", id="T9"),
+        pytest.param('[{"uuid":"GPU-aa","score":{"GPU-bb":"100"}}]', id="13"),
+    ],
+)
+def test_bad_pair_scores_leave_the_cards_usable_and_are_told(lab: Any, scores: str) -> None:
+    node = lab.node(annotations={REGISTER: GOOD, SCORES: scores})
     inventory = read_inventory(lab.nvidia(), node)
     assert [device.id for device in inventory.devices] == ["GPU-aa"]
+    assert "pairScores" not in inventory.devices[0].custom
     assert len(inventory.warnings) == 1
     assert SCORES in inventory.warnings[0]
 

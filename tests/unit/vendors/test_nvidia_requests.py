@@ -68,7 +68,7 @@ def test_cores_alone_are_no_request_when_the_count_has_no_default(lab: Any) -> N
     assert lab.numbers(profile, pod) == [None]
 
 
-@pytest.mark.parametrize("percent", [101, -1, "1.5", "400Gi"])  # A8, A9
+@pytest.mark.parametrize("percent", [pytest.param(101, id="A8"), pytest.param(-1, id="A9"), "1.5", "400Gi"])
 def test_a_percentage_outside_0_to_100_is_denied(lab: Any, percent: object) -> None:
     pod = lab.pod({"gpu": 1, "gpumem-percentage": percent})
     with pytest.raises(AdmissionRejected) as denied:
@@ -88,6 +88,7 @@ def test_an_old_percentage_over_100_is_a_whole_card_for_the_filter(lab: Any) -> 
     [
         pytest.param({"gpu": 1, "gpumem": 2097152}, {"memoryFactor": 1024}, ["1024 MiB"], id="A14"),
         pytest.param({"gpu": 1, "gpumem": "4Gi"}, {}, ["MiB", "write 4096"], id="A15"),
+        pytest.param({"gpu": 1, "gpumem": "16.0Gi"}, {}, ["MiB", "write 16384"], id="vendors 33"),
         pytest.param({"gpu": 1, "gpumem": -1}, {}, ["gpumem"], id="negative memory"),
         pytest.param({"gpu": 1, "gpumem": "500m"}, {}, ["gpumem"], id="fraction of memory"),
         pytest.param({"gpu": 0}, {}, ["nvidia.com/gpu"], id="no card"),

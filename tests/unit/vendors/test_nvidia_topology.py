@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from itertools import combinations
+from math import comb
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
+from hami.vendors import topology
 from hami.vendors.topology import best_set
 from hami.vendors.types import Card, FitResult
 
@@ -49,6 +52,25 @@ def test_cards_are_chosen_by_pair_score(
     assert chosen(lab.fit(cards, lab.request(nums, 100), policy="topology-aware")) == expected
 
 
+def six(strong: Mapping[tuple[str, str], int], other: int) -> dict[tuple[str, str], int]:
+    """Scores of the cards a to f: the given pairs, `other` between the rest."""
+    return {pair: strong.get(pair, other) for pair in combinations("abcdef", 2)}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "nums", "expected"),
+    [
+        pytest.param(six({("a", "f"): 100, ("c", "f"): 100}, 1), 3, ["a", "c", "f"], id="28"),
+        pytest.param(six({(one, "f"): 1 for one in "abcde"}, 100), 1, ["f"], id="29"),
+    ],
+)
+def test_six_cards_are_chosen_by_pair_score(
+    lab: Any, pairs: Mapping[tuple[str, str], int], nums: int, expected: list[str]
+) -> None:
+    cards = scored(lab, pairs, *"abcdef")
+    assert sorted(chosen(lab.fit(cards, lab.request(nums, 100), policy="topology-aware"))) == expected
+
+
 def test_cards_without_scores_are_taken_in_try_order(lab: Any) -> None:  # T8
     cards = [lab.card(f"d{n}") for n in (3, 2, 1, 0)]
     assert chosen(lab.fit(cards, lab.request(2, 100), policy="topology-aware")) == ["d0", "d1"]
@@ -81,6 +103,20 @@ def test_further_instances_go_round_the_chosen_mig_cards(lab: Any) -> None:
     assert lab.fit(cards, lab.request(15, 4000), policy="topology-aware").text() == (
         "14/2 AllocatedCardsInsufficientRequest, 2/2 CardTimeSlicingExhausted"
     )
+
+
+@pytest.mark.parametrize(("n", "size"), [(56, 8), (25, 6), (40, 2)])
+def test_no_more_than_20000_subsets_are_looked_at(monkeypatch: pytest.MonkeyPatch, n: int, size: int) -> None:
+    looked_at: list[int] = []
+
+    def subsets(cards: int, chosen_size: int) -> NDArray[np.intp]:
+        looked_at.append(comb(cards, chosen_size))
+        return real(cards, chosen_size)
+
+    real = topology._subsets
+    monkeypatch.setattr(topology, "_subsets", subsets)
+    assert len(set(best_set(np.ones((n, n), dtype=np.int64), size))) == size
+    assert sum(looked_at) <= topology.MAX_SUBSETS
 
 
 @given(st.integers(2, 7), st.data())

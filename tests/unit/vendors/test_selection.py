@@ -63,16 +63,18 @@ def test_policy_words_are_trimmed() -> None:  # 34
 @pytest.mark.parametrize(
     ("reasons", "total", "text"),
     [
-        (
+        pytest.param(
             {"CardInsufficientMemory": 3, "CardNotHealth": 1},
             4,
             "1/4 CardNotHealth, 3/4 CardInsufficientMemory",
-        ),  # 17
-        (
+            id="17",
+        ),
+        pytest.param(
             {"CardTypeMismatch": 10, "CardNotHealth": 2},
             12,
             "10/12 CardTypeMismatch, 2/12 CardNotHealth",
-        ),  # 18
+            id="18",
+        ),
         ({"NodeInsufficientDevice": 2}, 2, "NodeInsufficientDevice"),
         ({}, 3, ""),
     ],

@@ -363,6 +363,22 @@ def test_i4_a_pod_rebuilt_from_its_annotations_holds_the_same(p: VendorProfile, 
 
 
 @every_vendor
+def test_a_cordoned_card_is_refused(p: VendorProfile) -> None:
+    """README §5, 35."""
+    names = ("id1", "id2")
+    infos = [
+        DeviceInfo(id=name, count=10, devmem=40960, devcore=100, health=True, vendor=p.common_word)
+        for name in names
+    ]
+    request = ContainerRequest(1, p.common_word, 100, 101, 0)
+    pod = PodInfo("u", "ns", "p", {}, PodShape((SlotKind.APP,), ("a",)))
+    for cordon, text in ((" id1 ,, id2 ", "2/2 CardCordoned"), ("", "")):
+        node = Node({"hami.io/device-cordon": cordon})
+        context = FitContext([Card(info, Usage()) for info in infos], request, pod, node)
+        assert engine.fit(p, context).text() == text
+
+
+@every_vendor
 @given(data=st.data())
 def test_i5_resolving_twice_changes_nothing_more(p: VendorProfile, data: st.DataObject) -> None:
     case = data.draw(cases(p))

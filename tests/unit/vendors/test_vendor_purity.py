@@ -1,13 +1,18 @@
-"""The engine has no clock, randomness, environment or I/O (decisions, row 45)."""
+"""Engine, codecs and machines have no clock, randomness, environment or I/O (decisions, row 45)."""
 
 import ast
 from pathlib import Path
 
 import pytest
 
+import hami.protocol
 import hami.vendors
 
-MODULES = sorted(Path(hami.vendors.__file__).parent.glob("*.py"))
+MODULES = sorted(
+    module
+    for package in (hami.protocol, hami.vendors)
+    for module in Path(str(package.__file__)).parent.glob("*.py")
+)
 FORBIDDEN = {
     "asyncio",
     "io",
@@ -41,7 +46,7 @@ def offences(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
+@pytest.mark.parametrize("module", MODULES, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_module_reaches_nothing_outside_its_arguments(module: Path) -> None:
     assert offences(module.read_text()) == []
 
