@@ -17,8 +17,8 @@ from hami.local import discovery, errors, openapi
 from hami.local.controllers import default_controllers
 from hami.local.controllers.controller import Context
 from hami.local.errors import ApiError
+from hami.local.node_services import NodeServices
 from hami.local.objects import Object
-from hami.local.podlog import LogSource
 from hami.local.registry import Registry
 from hami.local.resources import DEFAULT_TABLE, ResourceTable
 from hami.local.responses import json_response
@@ -74,12 +74,12 @@ class ApiServer:
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._port}"
 
     @property
-    def logs(self) -> LogSource | None:
-        """Who answers ``pods/log``."""
+    def logs(self) -> NodeServices | None:
+        """Who answers ``pods/log``, ``exec`` and ``portforward``."""
         return self._rest.subresources.logs
 
     @logs.setter
-    def logs(self, source: LogSource | None) -> None:
+    def logs(self, source: NodeServices | None) -> None:
         self._rest.subresources.logs = source
 
     async def start(self, port: int = 0) -> None:

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from hami.local import errors, requests
+from hami.local import channels, errors, portforward, requests
 from hami.local.errors import bad_request
-from hami.local.objects import Object, dig, parse_time
-from hami.local.podlog import LogRequest, LogSource
+from hami.local.node_services import ExecRequest, NodeServices
+from hami.local.objects import Object, dig, name_of, parse_time
+from hami.local.podlog import LogRequest
 from hami.local.registry import Registry
 from hami.local.resources import PODS, SERVICEACCOUNTS, Resource
 from hami.local.responses import json_response, success
@@ -26,7 +27,7 @@ class Subresources:
     """``logs``: who answers for the pods of the nodes; None where no kubelet runs."""
 
     def __init__(self, registry: Registry, clock: Callable[[], float], tokens: Tokens) -> None:
-        self.logs: LogSource | None = None
+        self.logs: NodeServices | None = None
         self._registry = registry
         self._store = registry.store
         self._clock = clock
@@ -35,6 +36,8 @@ class Subresources:
             "binding": (("POST",), self._bind),
             "eviction": (("POST",), self._evict),
             "log": (("GET",), self._log),
+            "exec": (("GET", "POST"), self._exec),
+            "portforward": (("GET", "POST"), self._forward),
             "scale": (("GET", "PUT", "PATCH"), self._scale),
             "token": (("POST",), self._token),
         }
@@ -85,33 +88,54 @@ class Subresources:
         )  # fmt: skip
         return json_response(scale_of(obj))
 
+    def _services(self, pod: Object) -> NodeServices:
+        """Who answers for ``pod``. Raises 400 for a pod without a node."""
+        if not dig(pod, "spec", "nodeName"):
+            raise bad_request(f"pod {name_of(pod)} does not have a host assigned")
+        if self.logs is None:
+            raise errors.internal("no kubelet runs here")
+        return self.logs
+
+    async def _exec(
+        self, request: web.Request, _resource: Resource, namespace: str, name: str
+    ) -> web.StreamResponse:
+        pod = self._store.get(PODS, namespace, name)
+        wanted = ExecRequest(
+            pod=pod,
+            container=_container_of(request, pod),
+            command=tuple(request.query.getall("command", [])),
+            tty=requests.flag(request, "tty"),
+            stdin=requests.flag(request, "stdin"),
+        )
+        if not wanted.command:
+            raise bad_request("you must specify at least 1 command for the container")
+        services = self._services(pod)
+        channels.check_upgrade(request, channels.PROTOCOLS)
+        return await channels.serve_exec(request, await services.start_exec(wanted), tty=wanted.tty)
+
+    async def _forward(
+        self, request: web.Request, _resource: Resource, namespace: str, name: str
+    ) -> web.StreamResponse:
+        pod = self._store.get(PODS, namespace, name)
+        services = self._services(pod)
+        texts = [text for item in request.query.getall("ports", []) for text in item.split(",")]
+        if not all(text.isascii() and text.isdigit() and 0 < int(text[:6]) < 65536 for text in texts):
+            raise bad_request(f"ports {texts} are not all between 1 and 65535")
+        channels.check_upgrade(request, portforward.PROTOCOLS)
+        return await portforward.serve(
+            request, lambda port: services.connect(pod, port), [int(text) for text in texts]
+        )
+
     async def _log(
         self, request: web.Request, _resource: Resource, namespace: str, name: str
     ) -> web.StreamResponse:
         pod = self._store.get(PODS, namespace, name)
-        names = [
-            str(container.get("name"))
-            for field in ("initContainers", "containers")
-            for container in dig(pod, "spec", field) or []
-        ]
-        container = request.query.get("container", "")
-        if not container:
-            regular = [str(item.get("name")) for item in dig(pod, "spec", "containers") or []]
-            if len(regular) > 1:
-                raise bad_request(
-                    f"a container name must be specified for pod {name}, choose one of: {regular}"
-                )
-            container = regular[0]
-        if container not in names:
-            raise bad_request(f"container {container} is not valid for pod {name}")
-        if not dig(pod, "spec", "nodeName"):
-            raise bad_request(f"pod {name} does not have a host assigned")
-        if self.logs is None:
-            raise errors.internal("no kubelet serves logs here")
+        container = _container_of(request, pod)
+        services = self._services(pod)
         now = self._clock()
         seconds = requests.number(request, "sinceSeconds")
         since = now - seconds if seconds is not None else parse_time(request.query.get("sinceTime", ""))
-        chunks = self.logs.read_log(
+        chunks = services.read_log(
             LogRequest(
                 pod=pod,
                 container=container,
@@ -133,3 +157,18 @@ class Subresources:
                 await response.write(chunk)
         await response.write_eof()
         return response
+
+
+def _container_of(request: web.Request, pod: Object) -> str:
+    """The container that the request names, or the only one. Raises 400."""
+    regular = [str(item.get("name")) for item in dig(pod, "spec", "containers") or []]
+    inits = [str(item.get("name")) for item in dig(pod, "spec", "initContainers") or []]
+    wanted = request.query.get("container", "")
+    if not wanted and len(regular) > 1:
+        raise bad_request(
+            f"a container name must be specified for pod {name_of(pod)}, choose one of: {regular}"
+        )
+    container = wanted or regular[0]
+    if container not in inits + regular:
+        raise bad_request(f"container {container} is not valid for pod {name_of(pod)}")
+    return container
