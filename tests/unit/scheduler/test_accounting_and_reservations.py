@@ -1,5 +1,6 @@
 """What is counted for a pod, and what its reservation changes (scheduler.md §4, §6.5)."""
 
+import re
 from typing import Any
 
 import pytest
@@ -41,17 +42,19 @@ def n1(lab: Lab) -> Lab:
 @pytest.mark.parametrize(
     ("kinds", "allocated", "starting", "steady"),
     [
-        ("i", "a,NVIDIA,20000,10:;a,NVIDIA,10000,5:;", (1, 20000, 10), (1, 10000, 5)),
-        ("", "a,NVIDIA,10000,5:;a,NVIDIA,10000,5:;", (2, 20000, 10), (2, 20000, 10)),
-        ("s", "a,NVIDIA,4000,0:;a,NVIDIA,4000,0:;", (2, 8000, 0), (2, 8000, 0)),
+        pytest.param("i", "a,NVIDIA,20000,10:;a,NVIDIA,10000,5:;", (1, 20000, 10), (1, 10000, 5), id="35"),
+        pytest.param("", "a,NVIDIA,10000,5:;a,NVIDIA,10000,5:;", (2, 20000, 10), (2, 20000, 10), id="37"),
+        pytest.param("s", "a,NVIDIA,4000,0:;a,NVIDIA,4000,0:;", (2, 8000, 0), (2, 8000, 0), id="38"),
         ("is", "a,NVIDIA,20000,0:;a,NVIDIA,2000,0:;a,NVIDIA,10000,0:;", (2, 20000, 0), (2, 12000, 0)),
         ("si", "a,NVIDIA,2000,0:;a,NVIDIA,20000,0:;a,NVIDIA,10000,0:;", (2, 22000, 0), (2, 12000, 0)),
-        (
+        pytest.param(
             "sisi",
             "a,NVIDIA,1000,1:;a,NVIDIA,20000,2:;a,NVIDIA,500,3:;a,NVIDIA,19900,4:;a,NVIDIA,10,5:;",
             (3, 21400, 9),
             (3, 1510, 9),
+            id="70",
         ),
+        pytest.param("i", ";a,NVIDIA,100,5:;", (1, 100, 5), (1, 100, 5), id="vendors 12"),
     ],
 )
 def test_usage_is_the_effective_request_before_and_after_the_inits(
@@ -171,15 +174,33 @@ def test_every_container_slot_has_its_entry(n1: Lab) -> None:
     assert n1.state.reservation("uid-new").annotations[ALLOCATED] == ";;b,NVIDIA,100,0:;"
 
 
+def test_the_word_of_the_vendor_is_written_not_the_model_of_the_card(lab: Lab) -> None:
+    lab.node("n1", lab.card("G0", type="NVIDIA A30"), lab.card("G1", type="NVIDIA A30"))
+    inits = [lab.container("i0", gpus=None), lab.container("i1", mem=1000, cores=10)]
+    wish = {"nvidia.com/use-gpuuuid": "G0"}
+    lab.filter(lab.pod("new", lab.container(mem=500, cores=5), inits=inits, annotations=wish))
+    text = ";G0,NVIDIA,1000,10:;G0,NVIDIA,500,5:;"
+    assert lab.state.reservation("uid-new").annotations[ALLOCATED] == text
+
+
+def test_a_device_of_an_init_container_alone_needs_the_lock(n1: Lab) -> None:
+    n1.filter(n1.pod("new", n1.container("app", gpus=None), inits=[n1.container("i", mem=100)]))
+    assert n1.state.reservation("uid-new").locks == (("NVIDIA", "hami"),)
+
+
 def test_a_long_node_name_is_cut_in_the_label_only(lab: Lab) -> None:
-    name = "n" * 60 + ".example.com"
+    name = "n" * 58 + ".example.com"
+    assert len(name) == 70
     lab.node(name, lab.card("a"))
     lab.filter(lab.pod("new"))
     reservation = lab.state.reservation("uid-new")
     label = reservation.labels["hami.io/vgpu-node"]
     assert reservation.annotations["hami.io/vgpu-node"] == name
-    assert len(label) == 63
-    assert label.startswith("n" * 54 + "-")
+    assert re.fullmatch("n{54}-[0-9a-f]{8}", label)
+    other = lab.fresh()
+    other.node(name[:-1] + "z", other.card("a"))
+    other.filter(other.pod("new"))
+    assert other.state.reservation("uid-new").labels["hami.io/vgpu-node"] != label
 
 
 def test_stale_mig_reservations_are_overwritten(n1: Lab) -> None:

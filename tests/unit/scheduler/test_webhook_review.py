@@ -110,8 +110,14 @@ def test_forged_allocation_keys_are_removed_even_from_pods_of_other_schedulers()
 
 
 def test_a_privileged_container_beside_a_device_is_denied_by_name() -> None:
-    answer = review(pod(container(gpu=1), container("sidecar", privileged=True)))
-    assert (answer.allowed, answer.code, answer.message) == (False, 403, "container sidecar is privileged")
+    answer = review(pod(container("a", privileged=True), container("b", gpu=1)))
+    assert (answer.allowed, answer.code, answer.message) == (False, 403, "container a is privileged")
+
+
+def test_a_privileged_sidecar_beside_a_device_is_denied_by_name() -> None:
+    sidecar = {**container("side", privileged=True), "restartPolicy": "Always"}
+    answer = review(pod(container(gpu=1), initContainers=[sidecar]))
+    assert (answer.allowed, answer.code, answer.message) == (False, 403, "container side is privileged")
 
 
 def test_a_privileged_init_container_is_named_first() -> None:
@@ -141,18 +147,45 @@ def test_a_pod_without_containers_is_denied() -> None:
     assert (answer.allowed, answer.code, answer.message) == (False, 403, "pod has no containers")
 
 
+def gpu(mem: int, count: int = 1) -> dict[str, int]:
+    return {"gpu": count, "gpumem": mem}
+
+
 @pytest.mark.parametrize(
     ("limits", "quota", "allowed"),
     [
-        ([{"gpu": 1, "gpumem": 3000}, {"gpu": 1, "gpumem": 3000}], {"gpumem": "4000"}, False),
-        ([{"gpu": 1, "gpumem": 2000}, {"gpu": 1, "gpumem": 2000}], {"gpumem": "4000"}, True),
-        ([{"gpu": 1}], {"gpumem": "1500"}, True),
-        ([{"gpu": 1, "gpumem": 500}], {"gpumem": "0"}, False),
-        ([{"gpu": 2, "gpumem": 500}], {"gpumem": "999"}, False),
+        pytest.param(
+            [gpu(2000, count=2) | {"gpucores": 100}], {"gpumem": "4000", "gpucores": "200"}, True, id="43"
+        ),
+        pytest.param([gpu(3000, count=2)], {"gpumem": "4000"}, False, id="44"),
+        pytest.param([{"gpu": 1}], {"gpumem": "1500"}, True, id="45"),
+        pytest.param([gpu(500)], {"gpumem": "0"}, False, id="46"),
+        pytest.param([gpu(3000), gpu(3000)], {"gpumem": "6000"}, True, id="A22"),
+        pytest.param([{"gpu": 1, "gpucores": 10}], {"gpucores": "0"}, False, id="A23"),
+        pytest.param([gpu(3000), gpu(3000)], {"gpumem": "4000"}, False, id="two containers add up"),
+        pytest.param([gpu(500, count=2)], {"gpumem": "999"}, False, id="two cards add up"),
     ],
 )
 def test_quota_at_admission(limits: list[dict[str, Any]], quota: dict[str, str], allowed: bool) -> None:
     answer = review(pod(*(container(f"c{at}", **one) for at, one in enumerate(limits))), quota=quota)
+    assert answer.allowed is allowed
+    assert allowed or answer.message == "exceeding resource quota"
+
+
+@pytest.mark.parametrize(
+    ("first", "app", "sidecar", "allowed"),
+    [
+        pytest.param(8000, 3000, False, False, id="A21"),
+        pytest.param(3000, 4000, True, False, id="A25"),
+        pytest.param(5000, 6000, False, True, id="the larger of both counts"),
+        pytest.param(2000, 4000, True, True, id="a sidecar adds up"),
+    ],
+)
+def test_quota_at_admission_follows_the_effective_request(
+    first: int, app: int, sidecar: bool, allowed: bool
+) -> None:
+    init = container("first", **gpu(first)) | ({"restartPolicy": "Always"} if sidecar else {})
+    answer = review(pod(container("app", **gpu(app)), initContainers=[init]), quota={"gpumem": "6000"})
     assert answer.allowed is allowed
     assert allowed or answer.message == "exceeding resource quota"
 
@@ -163,7 +196,16 @@ def test_the_namespace_of_the_request_decides_not_that_of_the_object() -> None:
     assert not review(made, quota={"gpumem": "100"}, namespace="q").allowed
 
 
-@pytest.mark.parametrize("weights", ["slot=1", "slot=0,core=0,memory=0", "slot=x,core=1,memory=1"])
+@pytest.mark.parametrize(
+    "weights",
+    [
+        "slot=1",
+        "slot=1,memory=3",
+        "slot=0,core=0,memory=0",
+        "slot=1,slot=1,core=1",
+        "slot=x,core=1,memory=1",
+    ],
+)
 def test_bad_weights_are_denied_with_the_name_of_the_annotation(weights: str) -> None:
     answer = review(pod(container(gpu=1), annotations={"hami.io/device-scoring-weights": weights}))
     assert not answer.allowed
