@@ -187,4 +187,4 @@ class Component:
             if number == signal.SIGKILL:
                 os.killpg(self._process.pid, number)
             elif self._process.returncode is None:
-                self._process.send_signal(number)
+                os.kill(self._process.pid, number)

@@ -101,14 +101,13 @@ class Container:
     def signal(self, number: int) -> None:
         """Send a signal to the container's first process; a container that has ended is left alone."""
         if self.process.returncode is None:
-            self.process.send_signal(number)
+            with contextlib.suppress(ProcessLookupError):
+                # Not Process.send_signal: that reaps a child that has just died, and its exit code is lost.
+                os.kill(self.process.pid, number)
 
     def kill(self) -> None:
         """End every process of the container now: of its namespace, or all that descend from its launcher."""
-        if self.process.returncode is not None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGHUP if self.isolation is Isolation.NONE else signal.SIGKILL)
+        self.signal(signal.SIGHUP if self.isolation is Isolation.NONE else signal.SIGKILL)
 
 
 def launcher_command(spec: Path) -> list[str]:

@@ -131,7 +131,7 @@ class ExecProcess:
         """End the program, and its terminal."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                self._process.send_signal(self._killer)
+                os.kill(self._process.pid, self._killer)
         self._close_terminal()
 
     async def _end_with(self, container: Container) -> None:
