@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -261,3 +262,34 @@ def test_no_descriptor_of_the_region_stays_open(node: Node) -> None:
     }
     assert str(node.region()) not in open_files
     assert subprocess.run(["true"], check=False).returncode == 0
+
+
+def beside_the_library(node: Node, names: list[str]) -> list[str]:
+    """Answers of a program with an empty environment; regions of these names lie beside the library."""
+    folder = node.directory / "vgpu"
+    folder.mkdir()
+    library = shutil.copy(node.build.libvgpu, folder)
+    for name in names:
+        other = node.shell(
+            CUDA_DEVICE_MEMORY_LIMIT_0="64m", CUDA_DEVICE_MEMORY_SHARED_CACHE=str(folder / name)
+        ).start()
+        assert other.leave() == 0
+    done = subprocess.run(
+        [str(node.build.program("vgpu_shell"))],
+        input="init\nretain 0\ninfo\n",
+        env={
+            "LD_PRELOAD": library,
+            "LD_LIBRARY_PATH": str(node.build.driver),
+            "FAKEGPU_STATE": str(node.state),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_a_program_without_environment_joins_the_region_beside_the_library(node: Node) -> None:
+    """A11."""
+    assert beside_the_library(node, ["a.cache"])[-1] == str(64 * MIB)

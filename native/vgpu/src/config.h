@@ -18,6 +18,7 @@ enum vg_failure { VG_FAILURE_PRIVATE, VG_FAILURE_OPEN, VG_FAILURE_DENY };
 
 struct vg_config {
     bool from_file;
+    bool lost; /* neither a limits file nor a variable says anything about limits or region */
     bool memory_set[VG_CONFIG_DEVICES + 1];
     bool sm_set[VG_CONFIG_DEVICES + 1];
     uint64_t memory[VG_CONFIG_DEVICES + 1]; /* bytes, 0 = no limit */

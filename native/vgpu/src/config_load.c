@@ -142,6 +142,13 @@ static void build_from_file(struct vg_config *config, char *text) {
     config->from_file = true;
 }
 
+static bool says_nothing(const struct vg_config *config, const struct source *environment) {
+    for (int i = 0; i <= VG_CONFIG_ALL; i++)
+        if (config->memory_set[i] || config->sm_set[i])
+            return false;
+    return look_up(environment, "CUDA_DEVICE_MEMORY_SHARED_CACHE") == NULL;
+}
+
 void vg_config_load(struct vg_config *config) {
     struct source environment = {.file = NULL, .secure = getauxval(AT_SECURE) != 0};
     const char *level = look_up(&environment, "LIBCUDA_LOG_LEVEL");
@@ -155,6 +162,7 @@ void vg_config_load(struct vg_config *config) {
         munmap(text, VG_LIMITS_FILE_LENGTH + 1);
     } else {
         vg_config_build(config, look_up, &environment);
+        config->lost = says_nothing(config, &environment);
     }
     vg_log_configure(config->log_level, config->log_file);
 }

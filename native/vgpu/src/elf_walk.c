@@ -126,20 +126,32 @@ void *vg_libc_function(const char *name) {
     return NULL;
 }
 
+/* True if one of the object's segments holds the address. */
+static bool holds(const struct link_map *map, const void *address) {
+    const ElfW(Ehdr) *file = (const ElfW(Ehdr) *)map->l_addr;
+    if (file == NULL || file->e_ident[EI_MAG0] != ELFMAG0 || file->e_ident[EI_MAG1] != ELFMAG1)
+        return false;
+    const ElfW(Phdr) *headers = (const ElfW(Phdr) *)(map->l_addr + file->e_phoff);
+    for (int i = 0; i < file->e_phnum; i++) {
+        uintptr_t start = map->l_addr + headers[i].p_vaddr;
+        if (headers[i].p_type == PT_LOAD && (uintptr_t)address - start < headers[i].p_memsz)
+            return true;
+    }
+    return false;
+}
+
 bool vg_address_in(const void *address, const char *soname) {
     for (const struct link_map *map = first_object(); map != NULL; map = map->l_next) {
         struct object object = read_object(map);
-        if (object.soname == NULL || !same(object.soname, soname))
-            continue;
-        const ElfW(Ehdr) *file = (const ElfW(Ehdr) *)map->l_addr;
-        if (file == NULL || file->e_ident[EI_MAG0] != ELFMAG0 || file->e_ident[EI_MAG1] != ELFMAG1)
-            continue;
-        const ElfW(Phdr) *headers = (const ElfW(Phdr) *)(map->l_addr + file->e_phoff);
-        for (int i = 0; i < file->e_phnum; i++) {
-            uintptr_t start = map->l_addr + headers[i].p_vaddr;
-            if (headers[i].p_type == PT_LOAD && (uintptr_t)address - start < headers[i].p_memsz)
-                return true;
-        }
+        if (object.soname != NULL && same(object.soname, soname) && holds(map, address))
+            return true;
     }
     return false;
+}
+
+const char *vg_object_path(const void *address) {
+    for (const struct link_map *map = first_object(); map != NULL; map = map->l_next)
+        if (map->l_name != NULL && map->l_name[0] == '/' && holds(map, address))
+            return map->l_name;
+    return NULL;
 }

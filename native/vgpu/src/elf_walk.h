@@ -11,4 +11,8 @@ void *vg_libc_function(const char *name);
 /* True if `address` lies in a loaded object whose DT_SONAME is `soname`. */
 bool vg_address_in(const void *address, const char *soname);
 
+/* The path by which the object that holds `address` was loaded, as the loader keeps it. NULL: none, or the
+ * program. */
+const char *vg_object_path(const void *address);
+
 #endif

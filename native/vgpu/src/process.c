@@ -3,6 +3,7 @@
 
 #include "admit.h"
 #include "devices.h"
+#include "discover.h"
 #include "hooks.h"
 #include "hostpid.h"
 #include "log.h"
@@ -13,6 +14,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 
 #ifndef MADV_WIPEONFORK
@@ -107,7 +109,11 @@ static uint32_t open_region(void) {
     vg_config_load(&vg_process.config);
     struct vg_config *config = &vg_process.config;
     static char path[VG_PATH_LENGTH]; /* outlives the configuration: each lock opens it again */
-    memcpy(path, config->cache_path, sizeof path);
+    bool found = config->lost && vg_discover_region((void *)open_region, path, sizeof path);
+    if (!found && getauxval(AT_SECURE) != 0 && !config->from_file)
+        return VG_GATE_FORWARD; /* a set-user-ID program makes no file at a path that others know */
+    if (!found)
+        memcpy(path, config->cache_path, sizeof path);
     if (!vg_region_ready(path))
         vg_devices_identify(&seed);
     seed_limits(&seed);
