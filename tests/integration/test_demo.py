@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hami.local.cluster import default_native
-from hami.local.demo import read_usage
+from hami.local.demo import Usage, mean_cores, read_usage
 
 COMMAND = [sys.executable, "-c", "from hami.cli.main import main; main(prog_name='hami')", "demo"]
 
@@ -142,5 +142,9 @@ def test_usage_is_summed_over_containers_and_cards() -> None:
         "# TYPE hami_vgpu_core_limit_ratio gauge\n"
         'hami_vgpu_core_limit_ratio{pod="a",container="x"} 30\n'
     )
-    usage = read_usage(text)["a"]
-    assert (usage.used_bytes, usage.limit_bytes, usage.core_limit_percent) == (3.0, 0.0, 30.0)
+    assert read_usage(text) == {"a": Usage(3.0, 0.0, 30.0, 0.0)}
+
+
+def test_cores_in_use_are_averaged_and_the_rest_is_the_last() -> None:
+    samples = [{"a": Usage(1.0, 9.0, 30.0, 20.0)}, {}, {"a": Usage(2.0, 9.0, 30.0, 40.0)}]
+    assert mean_cores(samples) == {"a": Usage(2.0, 9.0, 30.0, 20.0)}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from hami.local.tables import pod_status
 NODE = "gpu-node-1"
 _STEP_LIMIT_S = 25.0
 _ASKED_MIB = 6144
+_CORE_SAMPLES = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Usage:
     used_bytes: float
     limit_bytes: float
     core_limit_percent: float
+    core_used_percent: float
 
 
 class DemoError(ClusterError):
@@ -110,7 +112,7 @@ class Demo:
         usage = await self._usage()
         self._console.print()
         self._console.print(self._cards(usage))
-        self._console.print(await self._pods(usage))
+        self._console.print(self._pods(usage))
 
     def _done(self, text: str) -> None:
         self._console.print(f"[green]ok[/green] {text}", highlight=False, soft_wrap=True)
@@ -193,15 +195,22 @@ class Demo:
         raise self._late("alice's request above its limit")
 
     async def _usage(self) -> dict[str, Usage]:
-        """Usage by pod from the monitor, once it sees memory of both."""
+        """Usage by pod from the monitor, once it sees memory and work of both; cores are a mean of 3 s."""
         deadline = time.monotonic() + _STEP_LIMIT_S
+        nothing = Usage(0.0, 0.0, 0.0, 0.0)
         while True:
             usage = read_usage(await self._cluster.metrics(NODE))
-            if all(usage.get(pod.name, Usage(0, 0, 0)).used_bytes > 0 for pod in (ALICE, BOB)):
-                return usage
+            seen = [usage.get(pod.name, nothing) for pod in (ALICE, BOB)]
+            if all(found.used_bytes > 0 and found.core_used_percent > 0 for found in seen):
+                break
             if time.monotonic() > deadline:
-                raise self._late("the monitor to see the memory of alice and bob")
+                raise self._late("the monitor to see the memory and work of alice and bob")
             await asyncio.sleep(0.2)
+        samples = [usage]
+        for _ in range(_CORE_SAMPLES - 1):
+            await asyncio.sleep(0.5)
+            samples.append(read_usage(await self._cluster.metrics(NODE)))
+        return mean_cores(samples)
 
     def _cards(self, usage: Mapping[str, Usage]) -> Table:
         """The cards of the node: what is there, what is promised, what is in use."""
@@ -221,20 +230,19 @@ class Demo:
             )  # fmt: skip
         return table
 
-    async def _pods(self, usage: Mapping[str, Usage]) -> Table:
+    def _pods(self, usage: Mapping[str, Usage]) -> Table:
         """The pods: limits, and usage as the monitor exports it."""
         table = Table(title="Pods", title_justify="left", box=SIMPLE_HEAD)
         table.add_column("POD", no_wrap=True)
         table.add_column("STATUS", no_wrap=True)
-        for column in ("MEMORY LIMIT", "IN USE", "CORE LIMIT", "MEASURED SHARE"):
+        for column in ("MEMORY LIMIT", "IN USE", "CORE LIMIT", "IN USE"):
             table.add_column(column, justify="right", no_wrap=True)
         for pod in (ALICE, BOB, CAROL):
             found = usage.get(pod.name)
-            beats = await self._heartbeats(pod) if found else []
-            share = f"{float(beats[-1]['share_percent']):.0f} %" if beats else "-"
+            cores = f"{found.core_used_percent:.0f} %" if found else "-"
             table.add_row(
                 pod.name, pod_status(self._pod(pod)), f"{pod.memory_mib} MiB",
-                mib(found.used_bytes) if found else "-", f"{pod.cores_percent} %", share,
+                mib(found.used_bytes) if found else "-", f"{pod.cores_percent} %", cores,
             )  # fmt: skip
         return table
 
@@ -250,6 +258,7 @@ def read_usage(metrics: str) -> dict[str, Usage]:
         "hami_vgpu_memory_used_bytes": "used",
         "hami_vgpu_memory_limit_bytes": "limit",
         "hami_vgpu_core_limit_ratio": "cores",
+        "hami_container_device_utilization_ratio": "busy",
     }
     found: dict[str, dict[str, float]] = {}
     for family in text_string_to_metric_families(metrics):
@@ -258,8 +267,22 @@ def read_usage(metrics: str) -> dict[str, Usage]:
                 values = found.setdefault(sample.labels["pod"], {})
                 values[names[sample.name]] = values.get(names[sample.name], 0.0) + sample.value
     return {
-        pod: Usage(values.get("used", 0.0), values.get("limit", 0.0), values.get("cores", 0.0))
+        pod: Usage(*(values.get(key, 0.0) for key in ("used", "limit", "cores", "busy")))
         for pod, values in found.items()
+    }
+
+
+def mean_cores(samples: Sequence[Mapping[str, Usage]]) -> dict[str, Usage]:
+    """The last sample, its cores in use averaged over all: NVML's figures jump from second to second."""
+    return {
+        pod: replace(
+            usage,
+            core_used_percent=sum(
+                sample[pod].core_used_percent if pod in sample else 0.0 for sample in samples
+            )
+            / len(samples),
+        )
+        for pod, usage in samples[-1].items()
     }
 
 
