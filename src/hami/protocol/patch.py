@@ -9,11 +9,14 @@ def json_patch(before: Any, after: Any) -> list[dict[str, Any]]:
     """Operations (add, remove, replace) that turn ``before`` into ``after``; ``[]`` when they are equal.
 
     Lists are compared position by position: a longer one is appended to, a shorter one is cut at its end.
+    What both values share (the same object) is not looked into.
     """
     return _difference("", before, after)
 
 
 def _difference(path: str, before: Any, after: Any) -> list[dict[str, Any]]:
+    if before is after:
+        return []
     if isinstance(before, dict) and isinstance(after, dict):
         return _members(path, before, after)
     if isinstance(before, list) and isinstance(after, list):

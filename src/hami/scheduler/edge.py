@@ -13,6 +13,9 @@ from hami.scheduler.metrics import Metrics
 from hami.scheduler.server import Application, Post, Stream, empty
 from hami.scheduler.webhook import Webhook
 
+MAX_REVIEW_BYTES = 8 << 20
+"""Longest admission review: the API server takes objects of 3 MiB at most."""
+
 log = logging.getLogger(__name__)
 
 
@@ -71,7 +74,7 @@ def _review(webhook: Webhook, max_body_bytes: int) -> Post:
 
     async def post(body: bytes) -> tuple[int, bytes]:
         try:
-            request = decode_review(body, max_body_bytes)
+            request = decode_review(body, min(max_body_bytes, MAX_REVIEW_BYTES))
         except ObjectError as error:
             return 400, encode_binding_result(str(error))
         try:

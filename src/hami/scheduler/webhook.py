@@ -6,7 +6,6 @@ touched that we do not know.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,6 +26,7 @@ from hami.vendors.types import AdmissionRejected, InventoryView, VendorProfile
 DEFAULT_SCHEDULER = "default-scheduler"
 NODE_POLICIES = ("binpack", "spread", "fragmentation-aware")
 CARD_POLICIES = ("binpack", "spread", "mutex", "topology-aware", "numa", "fragmentation-aware")
+MAX_REVIEWED_CONTAINERS = 2000
 _BAD_REQUEST, _FORBIDDEN, _INVALID = 400, 403, 422
 _MESSAGE_CHARS = 4096  # of an answer
 _QUOTED_CHARS = 100  # of a text of the user that an answer quotes
@@ -69,17 +69,11 @@ class Webhook:
         """
         if request.operation not in ("", "CREATE"):
             return AdmissionAnswer(True)
-        try:
-            return self._review(request)
-        except RecursionError:
-            return AdmissionAnswer(False, "the object is nested too deeply", _BAD_REQUEST)
-
-    def _review(self, request: AdmissionRequest) -> AdmissionAnswer:
         before = request.object
         problem = _no_pod(before)
         if before is None or problem:
             return AdmissionAnswer(False, problem, _BAD_REQUEST)
-        pod = copy.deepcopy(before)
+        pod = _working_copy(before)
         _strip(pod, self._protected)
         try:
             message, warnings = self._decide(pod, request.namespace)
@@ -190,11 +184,39 @@ def _no_pod(pod: dict[str, Any] | None) -> str:
         return f"expected a Pod, got {str(pod['kind'])[:_QUOTED_CHARS]!r}"
     if not isinstance(pod.get("metadata"), dict) or not isinstance(pod.get("spec"), dict):
         return "the object is not a Pod: metadata and spec must be objects"
+    lists = (pod["spec"].get("initContainers"), pod["spec"].get("containers"))
+    containers = sum(len(found) for found in lists if isinstance(found, list))
+    if containers > MAX_REVIEWED_CONTAINERS:
+        return f"the pod has {containers} containers, at most {MAX_REVIEWED_CONTAINERS} are reviewed"
     try:
         msgspec.convert(pod, Pod)
     except msgspec.ValidationError as error:
         return f"the object is not a Pod: {error}"[:_MESSAGE_CHARS]
     return ""
+
+
+def _working_copy(pod: dict[str, Any]) -> dict[str, Any]:
+    """A copy of all that admission may change; the rest is shared, so that its size does not matter."""
+    metadata, spec = dict(pod["metadata"]), dict(pod["spec"])
+    for member in ("annotations", "labels"):
+        if metadata.get(member):
+            metadata[member] = dict(metadata[member])
+    for member in ("initContainers", "containers"):
+        if spec.get(member):
+            spec[member] = [_copied_container(container) for container in spec[member]]
+    return {**pod, "metadata": metadata, "spec": spec}
+
+
+def _copied_container(container: dict[str, Any]) -> dict[str, Any]:
+    copied = dict(container)
+    if copied.get("env"):
+        copied["env"] = list(copied["env"])
+    if copied.get("resources"):
+        resources = copied["resources"] = dict(copied["resources"])
+        for member in ("limits", "requests"):
+            if resources.get(member):
+                resources[member] = dict(resources[member])
+    return copied
 
 
 def _strip(pod: dict[str, Any], protected: frozenset[str]) -> None:

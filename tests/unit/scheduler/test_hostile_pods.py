@@ -11,7 +11,7 @@ from hami.protocol.errors import ObjectError
 from hami.scheduler.answers import PlacementError
 from hami.scheduler.edge import scheduler_routes
 from hami.scheduler.requests import MAX_CONTAINERS
-from hami.scheduler.webhook import Webhook, WebhookSettings
+from hami.scheduler.webhook import MAX_REVIEWED_CONTAINERS, Webhook, WebhookSettings
 from hami.vendors.selection import MAX_STEERING_TEXT
 
 DEVICES = {"limits": {"nvidia.com/gpu": "1"}}
@@ -33,9 +33,32 @@ def nested(depth: int) -> dict[str, Any]:
     return value
 
 
-def test_a_pod_nested_too_deeply_is_denied(webhook: Webhook, lab: Any) -> None:
-    answer = webhook.review(create(lab.pod("p", lab.container(x=nested(900)))))
-    assert (answer.allowed, answer.code, answer.message) == (False, 400, "the object is nested too deeply")
+def test_the_depth_of_what_is_not_looked_at_does_not_matter(webhook: Webhook, lab: Any) -> None:
+    deep = nested(10_000)
+    containers = [lab.container(x=deep, env=[{"name": "a", "valueFrom": deep}])]
+    answer = webhook.review(create({**lab.pod("p", *containers), "x": deep}))
+    assert answer.allowed
+    assert [each["path"] for each in answer.patch] == [
+        "/spec/containers/0/resources/limits/nvidia.com~1gpucores",
+        "/spec/schedulerName",
+    ]
+
+
+def test_a_review_never_changes_what_it_was_given(webhook: Webhook, lab: Any) -> None:
+    limits = {"nvidia.com/gpu": "1", "nvidia.com/priority": "1"}
+    forged = {"hami.io/vgpu-node": "n1", "other": "x"}
+    main = {"name": "a", "env": [{"name": "b"}], "resources": {"limits": limits, "requests": {"cpu": "1"}}}
+    pod = lab.pod("p", main, lab.container("c", gpus=None), inits=[lab.container("i")], annotations=forged)
+    before = json.dumps(pod)
+    assert webhook.review(create(pod)).patch
+    assert json.dumps(pod) == before
+
+
+def test_a_pod_of_more_containers_than_are_reviewed_is_denied(webhook: Webhook) -> None:
+    spec: dict[str, Any] = {"containers": [{}] * MAX_REVIEWED_CONTAINERS, "initContainers": [{}]}
+    answer = webhook.review(create({"metadata": {}, "spec": spec}))
+    assert (answer.allowed, answer.code) == (False, 400)
+    assert answer.message == "the pod has 2001 containers, at most 2000 are reviewed"
 
 
 @pytest.mark.parametrize("operation", ["UPDATE", "DELETE", "CONNECT"])
