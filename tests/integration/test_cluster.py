@@ -156,7 +156,7 @@ async def test_the_monitor_shows_limit_and_use_of_each_container(workload: Workl
     async with asyncio.timeout(LIMIT_S):
         while True:
             usage = read_usage(await workload.cluster.metrics("n1")).get("p")
-            if usage is not None and usage.used_bytes > 0:
+            if usage is not None and usage.used_bytes > 0 and usage.core_used_percent > 0:
                 break
             await asyncio.sleep(0.1)
     assert (usage.limit_bytes, usage.core_limit_percent) == (4096 << 20, 30)
