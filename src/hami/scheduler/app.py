@@ -115,7 +115,7 @@ class Scheduler:
             settings.scheduler_name, settings.force_overwrite, settings.privileged
         )
         webhook = Webhook(state, profiles, webhook_settings)
-        counters = _counters(gate, leadership, pending, writer, recorder, informers)
+        counters = _counters(state, gate, leadership, pending, writer, recorder, informers)
         metrics = Metrics(state, timings, legacy=settings.legacy_metrics, counters=counters)
         return cls(
             settings,
@@ -248,6 +248,7 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
 
 
 def _counters(
+    state: ClusterState,
     gate: SyncGate,
     leadership: Leadership,
     pending: PendingPods,
@@ -282,6 +283,11 @@ def _counters(
             "hami_scheduler_events_dropped",
             "Events that could not be recorded",
             lambda: float(recorder.dropped),
+        ),
+        (
+            "hami_scheduler_doubtful_registrations",
+            "Nodes whose registered devices could not be read, or not all of them",
+            lambda: float(state.doubtful_registrations),
         ),
         ("hami_scheduler_cached_pods", "Pods in the cache", lambda: float(len(informers.pods))),
         ("hami_scheduler_cached_nodes", "Nodes in the cache", lambda: float(len(informers.nodes))),

@@ -93,6 +93,9 @@ def read_pod(pod: views.Pod, profiles: Mapping[str, VendorProfile]) -> PodReadin
     if not any(profile.rules.allocated in info.annotations for profile in profiles.values()):
         text = f"assigned to node {node} without any device allocation; counted as using nothing"
         notices.append(_notice(pod, "AllocationMissing", text))
+    for profile in profiles.values():
+        if profile.hooks.doubts is not None:
+            notices.extend(_notice(pod, reason, text) for reason, text in profile.hooks.doubts(info, profile))
     finished = inits_finished(pod)
     charge = Charge(
         pod.uid,

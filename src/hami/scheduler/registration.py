@@ -51,6 +51,12 @@ class Registry:
         self._states: dict[_Key, State] = {}
         self._last_good: dict[_Key, tuple[DeviceInfo, ...]] = {}
         self._timers: list[tuple[float, _Key]] = []
+        self._doubtful: set[_Key] = set()
+
+    @property
+    def doubtful(self) -> int:
+        """Nodes whose registered devices of some vendor could not be read, or not all of them; per vendor."""
+        return len(self._doubtful)
 
     def facts(self, name: str) -> NodeFacts | None:
         """The node as last seen."""
@@ -106,6 +112,7 @@ class Registry:
         for word in self._profiles:
             self._states.pop((name, word), None)
             self._last_good.pop((name, word), None)
+            self._doubtful.discard((name, word))
 
     def memory(self) -> RegistryMemory:
         """What a rebuilt registry needs beside the node objects."""
@@ -139,6 +146,7 @@ class Registry:
                 turn.say(action.reason, f"{word}: {action.message}")
         if state.seen is not None and state.seen.source is None:
             self._states.pop(key, None)
+            self._doubtful.discard(key)
             self._set(turn, word, ())
             return
         self._states[key] = state
@@ -147,14 +155,18 @@ class Registry:
             heapq.heappush(self._timers, (due, key))
 
     def _read(self, turn: "_Turn", word: str) -> None:
+        self._doubtful.discard((turn.facts.name, word))
         try:
             inventory = read_inventory(self._profiles[word], turn.facts)
         except DevicesAbsent:
             self._set(turn, word, ())
         except DevicesMalformed as error:
+            self._doubtful.add((turn.facts.name, word))
             turn.say("RegistrationUnreadable", f"{word}: {error}; the last good devices stay in force")
             self._set(turn, word, self._last_good.get((turn.facts.name, word), ()))
         else:
+            if inventory.warnings:
+                self._doubtful.add((turn.facts.name, word))
             for warning in inventory.warnings:
                 turn.say("RegistrationDoubtful", f"{word}: {warning}")
             self._set(turn, word, tuple(inventory.devices))

@@ -320,6 +320,11 @@ class ClusterState:
         return self._world.freed
 
     @property
+    def doubtful_registrations(self) -> int:
+        """Nodes whose registration is unreadable or has unreadable parts, counted per vendor."""
+        return self._registry.doubtful
+
+    @property
     def inventory(self) -> InventoryView:
         """What is registered, for admission."""
         return self._inventory

@@ -28,10 +28,12 @@ from hami.vendors.types import (
     Need,
     PodInfo,
     Usage,
+    VendorProfile,
 )
 
 MIG_MODE: Final = "mig"
 _LEGACY_ID: Final = re.compile(r"\[\d+-\d+\]$")
+_LEGACY_DEVICE: Final = re.compile(r"\[\d+-\d+\],")
 _MAX_RESERVATIONS: Final = 64 * 1024  # characters
 
 Interval = tuple[int, int]  # start, end (exclusive), in memory slices
@@ -264,6 +266,22 @@ def restore(pod: PodInfo, allocation: Allocation) -> Allocation:
     )
 
 
+def doubts(pod: PodInfo, p: VendorProfile) -> list[tuple[str, str]]:
+    """What is odd about the slices of a placed pod: event reasons and texts (hook `doubts`)."""
+    found = []
+    if _LEGACY_DEVICE.search(pod.annotations.get(p.rules.allocated, "")):
+        found.append(("LegacyMigPod", "legacy MIG pod, drain before upgrade"))
+    text = pod.annotations.get(keys.MIG_ALLOCATIONS, "")
+    try:
+        _decoded(text)
+    except MigReservationError as error:
+        consequence = "its MIG cards take no new pods until it ends"
+        found.append(
+            ("MigReservationUnreadable", f"{keys.MIG_ALLOCATIONS} cannot be read, {consequence}: {error}")
+        )
+    return found
+
+
 class _Unused:
     """Reservations that no device has taken yet, in their order; every question costs a constant time."""
 
@@ -308,13 +326,17 @@ def _unheld(each: MigReservation) -> ContainerDevice:
     return ContainerDevice(each.gpu_uuid, keys.NVIDIA, 0, 0, payload=payload)
 
 
-def _reservations(text: str) -> list[MigReservation]:
-    if not text or len(text) > _MAX_RESERVATIONS:
-        return []
+def _reservations(text: str) -> Sequence[MigReservation]:
     try:
-        return list(decode_mig_reservations(text))
+        return _decoded(text)
     except MigReservationError:
-        return []
+        return ()
+
+
+def _decoded(text: str) -> Sequence[MigReservation]:
+    if len(text) > _MAX_RESERVATIONS:
+        raise MigReservationError(f"longer than {_MAX_RESERVATIONS} characters")
+    return decode_mig_reservations(text)
 
 
 def _with_slices(device: ContainerDevice, slices: list[MigSlice] | None) -> ContainerDevice:

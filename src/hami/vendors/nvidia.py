@@ -95,6 +95,7 @@ def build(config: NvidiaConfig) -> VendorProfile:
             record=mig.record,
             repeatable=mig.repeatable,
             extra_annotations=mig.reservation_annotations,
+            doubts=mig.doubts,
         ),
         payload=mig.MigSlice,
         restore=mig.restore,

@@ -394,6 +394,8 @@ class Hooks:
     # (device) -> whether one container may take the card more than once (MIG); default: no
     repeatable: Callable[[DeviceInfo], bool] | None = None
     extra_annotations: Callable[[AnnotateContext], dict[str, str]] | None = None
+    # (placed pod, profile) -> what is odd about what it holds: reasons and texts of events on the pod
+    doubts: Callable[[PodInfo, "VendorProfile"], Sequence[tuple[str, str]]] | None = None
     node_bonus: Callable[[ScoreContext], NodeBonus] | None = None
     # (use of one card, its total cores) -> (MiB, cores) charged to a namespace quota; default: as recorded
     quota_use: Callable[[Usage, int], tuple[int, int]] | None = None

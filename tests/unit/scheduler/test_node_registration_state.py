@@ -71,7 +71,38 @@ def test_an_unreadable_registration_keeps_the_last_good_one_and_is_noticed(lab: 
     assert ids(lab) == ["a"]
 
 
-@pytest.mark.parametrize("register", ["[]", None])
+@pytest.mark.parametrize(
+    ("register", "scores", "words"),
+    [
+        pytest.param("A,1,1,1,t,0,true:junk:", None, ["device 1"], id="7"),
+        pytest.param(None, "not json", ["node-nvidia-score", "unusable"], id="T9"),
+    ],
+)
+def test_what_cannot_be_used_of_a_registration_is_told_and_counted(
+    lab: Lab, register: str | None, scores: str | None, words: list[str]
+) -> None:
+    extra = {} if scores is None else {"hami.io/node-nvidia-score": scores}
+    outcome = see(lab, register or cards("A"), annotations=extra)
+    (notice,) = outcome.notices
+    assert (notice.kind, notice.name, notice.reason) == ("Node", "n1", "RegistrationDoubtful")
+    assert all(word in notice.message for word in words)
+    assert ids(lab) == ["A"]
+    assert lab.state.doubtful_registrations == 1
+    see(lab, cards("A"))
+    assert lab.state.doubtful_registrations == 0
+
+
+def test_an_unreadable_registration_is_counted_until_it_is_gone(lab: Lab) -> None:
+    see(lab, "no json")
+    assert lab.state.doubtful_registrations == 1
+    lab.state.delete_node("n1")
+    assert lab.state.doubtful_registrations == 0
+    see(lab, "no json")
+    see(lab, None)
+    assert lab.state.doubtful_registrations == 0
+
+
+@pytest.mark.parametrize("register", [pytest.param("[]", id="11"), pytest.param(None, id="absent")])
 def test_an_empty_registration_drops_the_node(lab: Lab, register: str | None) -> None:
     see(lab, cards("a"))
     see(lab, register)
