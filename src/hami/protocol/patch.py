@@ -29,11 +29,10 @@ def _difference(path: str, before: Any, after: Any) -> list[dict[str, Any]]:
 def _members(path: str, before: dict[str, Any], after: dict[str, Any]) -> list[dict[str, Any]]:
     operations: list[dict[str, Any]] = []
     for key, value in before.items():
-        place = f"{path}/{_escape(key)}"
-        if key in after:
-            operations += _difference(place, value, after[key])
-        else:
-            operations.append({"op": "remove", "path": place})
+        if key not in after:
+            operations.append({"op": "remove", "path": f"{path}/{_escape(key)}"})
+        elif value is not after[key]:
+            operations += _difference(f"{path}/{_escape(key)}", value, after[key])
     operations += [
         {"op": "add", "path": f"{path}/{_escape(key)}", "value": value}
         for key, value in after.items()
@@ -45,7 +44,8 @@ def _members(path: str, before: dict[str, Any], after: dict[str, Any]) -> list[d
 def _elements(path: str, before: list[Any], after: list[Any]) -> list[dict[str, Any]]:
     operations: list[dict[str, Any]] = []
     for position, (old, new) in enumerate(zip(before, after, strict=False)):
-        operations += _difference(f"{path}/{position}", old, new)
+        if old is not new:
+            operations += _difference(f"{path}/{position}", old, new)
     operations += [
         {"op": "remove", "path": f"{path}/{position}"}
         for position in range(len(before) - 1, len(after) - 1, -1)

@@ -27,6 +27,7 @@ DEFAULT_SCHEDULER = "default-scheduler"
 NODE_POLICIES = ("binpack", "spread", "fragmentation-aware")
 CARD_POLICIES = ("binpack", "spread", "mutex", "topology-aware", "numa", "fragmentation-aware")
 MAX_REVIEWED_CONTAINERS = 2000
+MAX_ANNOTATION_CHARS = 256 << 10  # as the API server's own limit, which it checks only after us
 _BAD_REQUEST, _FORBIDDEN, _INVALID = 400, 403, 422
 _MESSAGE_CHARS = 4096  # of an answer
 _QUOTED_CHARS = 100  # of a text of the user that an answer quotes
@@ -188,11 +189,20 @@ def _no_pod(pod: dict[str, Any] | None) -> str:
     containers = sum(len(found) for found in lists if isinstance(found, list))
     if containers > MAX_REVIEWED_CONTAINERS:
         return f"the pod has {containers} containers, at most {MAX_REVIEWED_CONTAINERS} are reviewed"
+    annotations = pod["metadata"].get("annotations")
+    if isinstance(annotations, dict) and _size(annotations) > MAX_ANNOTATION_CHARS:
+        return f"metadata.annotations: may not be more than {MAX_ANNOTATION_CHARS} bytes"
     try:
         msgspec.convert(pod, Pod)
     except msgspec.ValidationError as error:
         return f"the object is not a Pod: {error}"[:_MESSAGE_CHARS]
     return ""
+
+
+def _size(annotations: Mapping[str, Any]) -> int:
+    return sum(map(len, annotations)) + sum(
+        len(text) for text in annotations.values() if isinstance(text, str)
+    )
 
 
 def _working_copy(pod: dict[str, Any]) -> dict[str, Any]:

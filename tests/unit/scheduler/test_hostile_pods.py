@@ -11,7 +11,7 @@ from hami.protocol.errors import ObjectError
 from hami.scheduler.answers import PlacementError
 from hami.scheduler.edge import scheduler_routes
 from hami.scheduler.requests import MAX_CONTAINERS
-from hami.scheduler.webhook import MAX_REVIEWED_CONTAINERS, Webhook, WebhookSettings
+from hami.scheduler.webhook import MAX_ANNOTATION_CHARS, MAX_REVIEWED_CONTAINERS, Webhook, WebhookSettings
 from hami.vendors.selection import MAX_STEERING_TEXT
 
 DEVICES = {"limits": {"nvidia.com/gpu": "1"}}
@@ -42,6 +42,14 @@ def test_the_depth_of_what_is_not_looked_at_does_not_matter(webhook: Webhook, la
         "/spec/containers/0/resources/limits/nvidia.com~1gpucores",
         "/spec/schedulerName",
     ]
+
+
+def test_annotations_beyond_what_the_api_server_takes_are_denied(webhook: Webhook, lab: Any) -> None:
+    most = {"a": "x" * (MAX_ANNOTATION_CHARS - 1)}
+    assert webhook.review(create(lab.pod("p", annotations=most))).allowed
+    answer = webhook.review(create(lab.pod("p", annotations={**most, "b": ""})))
+    assert (answer.allowed, answer.code) == (False, 400)
+    assert answer.message == "metadata.annotations: may not be more than 262144 bytes"
 
 
 def test_a_review_never_changes_what_it_was_given(webhook: Webhook, lab: Any) -> None:
