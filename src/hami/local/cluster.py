@@ -8,7 +8,6 @@ import contextlib
 import os
 import shutil
 import ssl
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from hami.local.objects import Object, annotations_of, dig
 from hami.local.pod_worker import RuntimeHook
 from hami.local.resources import MUTATING_WEBHOOKS, NODES
 from hami.local.scheduler_loop import Extender, Profile, SchedulerLoop
+from hami.local.scratch import Scratch
 from hami.protocol.errors import HamiError
 
 SCHEDULER_NAME = "hami-scheduler"
@@ -127,9 +127,12 @@ class Cluster:
         self.scheduler: Component | None = None
         self.scheduler_loop: SchedulerLoop | None = None
         self._progress = progress or (lambda _line: None)
-        self._temporary = config.directory is None
-        # The folder's name is kept short because of the sockets in it.
-        self.directory = config.directory or Path(tempfile.mkdtemp(prefix="hami-"))
+        self._scratch: Scratch | None = None
+        if config.directory is None:
+            self._scratch = Scratch()
+            self.directory = self._scratch.path
+        else:
+            self.directory = config.directory
         self._ports: dict[str, int] = {}
         self._scheduler_url = ""
         self._authority_pem = b""
@@ -197,8 +200,8 @@ class Cluster:
             components += [node.driver, node.plugin] + ([node.monitor] if node.monitor else [])
         await asyncio.gather(*(component.stop() for component in components))
         await self.api.stop()
-        if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self._scratch is not None:
+            self._scratch.remove()
 
     async def metrics(self, node: str) -> str:
         """The text of the monitor's ``/metrics`` on ``node``."""
