@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from hami.scheduler import search
 from hami.scheduler.answers import NoFit, Placement, PlacementError
 
 Lab = Any
@@ -182,6 +183,24 @@ def test_above_64_candidates_the_choice_is_the_same_as_with_all_fitted(lab: Lab)
     scores = [lab.filter(new, f"n{at:04d}") for at in range(100)]
     fitting = [(one.scores[0][1], one.node) for one in scores if isinstance(one, Placement)]
     assert max(fitting)[1] == node
+
+
+def test_of_5000_candidates_the_choice_is_the_same_as_with_all_fitted(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 500 nodes pass the mask; on the fullest of them only one of the two containers fits.
+    many_nodes(lab, 5000, 500)
+    for at in range(4500, 5000):
+        lab.holder(f"h{at}", f"n{at:04d}", f"c{at},NVIDIA,{at - 4000},0:;")
+    new = lab.pod("new", lab.container("c1", mem=3600), lab.container("c2", mem=3600))
+    few = lab.filter(new)
+    assert len(few.scores) == 20
+    assert not few.exact
+    lab.state.release("uid-new")
+    monkeypatch.setattr(search, "ALL_FITTED", 5000)
+    every = lab.filter(new)
+    assert (few.node, few.reservation.annotations) == (every.node, every.reservation.annotations)
+    assert (every.node, every.fits) == ("n4800", 301)
 
 
 def test_reasons_are_computed_in_slices_and_hold_for_the_newest_version(lab: Lab) -> None:
