@@ -85,6 +85,16 @@ class Shell:
         self.process.kill()
         self.process.wait()
 
+    def end(self) -> None:
+        """An orderly end for a program that is not busy, else SIGKILL."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=1)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
     def leave(self) -> int:
         """End of input: the program returns from main. Its exit status."""
         assert self.process.stdin is not None
@@ -193,7 +203,7 @@ class Node:
     def close(self) -> None:
         for shell in self.shells:
             if shell.process.poll() is None:
-                shell.kill()
+                shell.end()
             for stream in (shell.process.stdin, shell.process.stdout):
                 if stream is not None:
                     with contextlib.suppress(BrokenPipeError):

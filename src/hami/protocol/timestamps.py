@@ -25,12 +25,12 @@ _HANDSHAKE: Final = re.compile(r"([0-9]{4})([-.])([0-9]{2})\2([0-9]{2}) ([0-9]{2
 
 def format_rfc3339(now: float) -> str:
     """``2026-08-21T08:20:39Z``; fractions are cut."""
-    return _utc(now).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"{_utc(now).replace(tzinfo=None).isoformat(timespec='seconds')}Z"
 
 
 def format_rfc3339_micro(now: float) -> str:
     """``2026-08-21T08:20:39.123456Z``, as leases and events have it."""
-    return _utc(now).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return f"{_utc(now).replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
 
 
 def parse_rfc3339(text: str) -> float:
@@ -52,12 +52,12 @@ def parse_rfc3339(text: str) -> float:
 
 def format_handshake(now: float) -> str:
     """``2026-08-21 08:20:39`` (UTC), as written behind ``Requesting_``."""
-    return _utc(now).strftime("%Y-%m-%d %H:%M:%S")
+    return _utc(now).replace(tzinfo=None).isoformat(" ", "seconds")
 
 
 def format_handshake_dotted(now: float) -> str:
     """``2026.08.21 08:20:39`` (UTC), the form of older schedulers and of the Ascend plugin."""
-    return _utc(now).strftime("%Y.%m.%d %H:%M:%S")
+    return format_handshake(now).replace("-", ".")
 
 
 def parse_handshake(text: str) -> float:

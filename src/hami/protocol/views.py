@@ -412,7 +412,7 @@ def decode(
     except msgspec.ValidationError as error:
         message, _, path = str(error).partition(" - at `")
         raise ObjectError(f"invalid {kind.__name__}: {message}", path.rstrip("`")) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise ObjectError(f"invalid {kind.__name__}: {error}") from None
 
 
