@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import pytest
 from vgpu_harness import SUCCESS, Node, Shell
 
 from hami.protocol import region_layout as layout
 
-WINDOW_MS = 1500
+WINDOW_MS = 2500
+BURST_S = 0.5
 
 
-def share(node: Node, shells: list[Shell], container: str = "a") -> float:
-    """Percent of the card's time that the container gets while all of `shells` launch without a pause."""
-    for shell in shells:  # the burst that an idle bucket allows is spent first
+@dataclass(frozen=True)
+class Spent:
+    """Seconds of the card that a container got, and of the wall clock that it took."""
+
+    card: float
+    wall: float
+
+    def is_about(self, percent: int) -> bool:
+        """The bucket's contract: an idle bucket allows half a second of wall time at once, then the limit.
+
+        It holds on a busy machine too, where the program may be late: then it gets less, never more.
+        """
+        limit = percent / 100
+        return limit * self.wall / 3 < self.card < limit * (self.wall + BURST_S) * 1.15 + 0.05
+
+    def is_unlimited(self) -> bool:
+        return self.card > 0.4 * self.wall
+
+
+def spend(node: Node, shells: list[Shell], container: str = "a") -> Spent:
+    """What the container gets while all of `shells` launch without a pause."""
+    before, start = node.engine_ns().get(container, 0), time.monotonic()
+    for shell in shells:
         assert shell.process.stdin is not None
-        shell.process.stdin.write(f"launchfor 700 10 128\nlaunchfor {WINDOW_MS} 10 128\n")
+        shell.process.stdin.write(f"launchfor {WINDOW_MS} 10 128\n")
         shell.process.stdin.flush()
     for shell in shells:
         assert shell.process.stdout is not None
-        shell.process.stdout.readline()
-    before, start = node.engine_ns()[container], time.monotonic()
-    for shell in shells:
-        assert shell.process.stdout is not None
         assert shell.process.stdout.readline().split()[0] == str(SUCCESS)
-    return (node.engine_ns()[container] - before) / (time.monotonic() - start) / 1e7
-
-
-def is_about(limit: int, measured: float) -> bool:
-    """Never much more than the limit; on a busy machine a program may not reach it."""
-    return limit / 2 < measured < limit + 8
+    return Spent((node.engine_ns()[container] - before) / 1e9, time.monotonic() - start)
 
 
 def launcher(
@@ -45,13 +58,15 @@ def launcher(
 @pytest.mark.parametrize("limit", [20, 50])
 def test_the_card_spends_about_the_limit_on_the_container(node: Node, limit: int, ns: int) -> None:
     """A59."""
-    assert is_about(limit, share(node, [launcher(node, ns=ns, CUDA_DEVICE_SM_LIMIT=str(limit))]))
+    spent = spend(node, [launcher(node, ns=ns, CUDA_DEVICE_SM_LIMIT=str(limit))])
+    assert spent.is_about(limit), spent
 
 
 def test_two_processes_of_a_container_share_the_limit(node: Node) -> None:
     """A59."""
     shells = [launcher(node, CUDA_DEVICE_SM_LIMIT="30") for _ in range(2)]
-    assert is_about(30, share(node, shells))
+    spent = spend(node, shells)
+    assert spent.is_about(30), spent
 
 
 def test_two_containers_get_their_own_shares(node: Node) -> None:
@@ -62,7 +77,8 @@ def test_two_containers_get_their_own_shares(node: Node) -> None:
     other.process.stdin.write("launchfor 6000 10 128\n")
     other.process.stdin.flush()
     one.must("launchfor 2500 10 128")
-    assert is_about(20, share(node, [one]))
+    spent = spend(node, [one])
+    assert spent.is_about(20), spent
     device = layout.EXTENSION_OFFSET + layout.Extension.devices.offset
     factor = layout.ExtensionDevice.g.read(node.region("a").read_bytes(), device) / layout.G_ONE
     assert 1 / 64 <= factor < 0.95
@@ -73,7 +89,7 @@ def test_two_containers_get_their_own_shares(node: Node) -> None:
 )
 def test_without_a_limit_nothing_is_slowed(node: Node, env: dict[str, str]) -> None:
     """A61."""
-    assert share(node, [launcher(node, extra=env)]) > 60
+    assert spend(node, [launcher(node, extra=env)]).is_unlimited()
 
 
 def test_the_forced_policy_ignores_the_shared_switch(node: Node) -> None:
@@ -86,8 +102,8 @@ def test_the_forced_policy_ignores_the_shared_switch(node: Node) -> None:
         with node.region(policy).open("r+b") as stream:
             stream.seek(layout.V1.utilization_switch.offset)
             stream.write(bytes(4))
-    assert share(node, [shells["force"]], "force") < 35
-    assert share(node, [shells["default"]], "default") > 60
+    assert spend(node, [shells["force"]], "force").is_about(20)
+    assert spend(node, [shells["default"]], "default").is_unlimited()
 
 
 def test_a_blocked_container_pauses_and_goes_on(node: Node) -> None:
