@@ -122,7 +122,8 @@ class Applier:
             if not theirs:
                 continue
             live = field_sets.value_at(kind, current, path)
-            if live is not None and live != field_sets.value_at(kind, wanted, path):
+            mine = field_sets.value_at(kind, wanted, path)
+            if live is not None and live != mine and not _merges_to_nothing(kind, path[-1], live, mine):
                 found += [(_manager_name(item), path) for item in theirs]
         return found
 
@@ -268,6 +269,14 @@ def _disown(entries: list[Object], path: Path) -> None:
         entry["fieldsV1"] = field_sets.difference(entry["fieldsV1"], lost)
 
 
+def _merges_to_nothing(kind: str, member: str, live: Any, applied: Any) -> bool:
+    """Whether ``applied`` is an empty map or list that leaves what is in ``live`` alone."""
+    field = member[2:]
+    if applied == {} and isinstance(live, dict):
+        return not is_atomic_map(field)
+    return applied == [] and isinstance(live, list) and (is_set(field) or bool(list_keys(kind, field, live)))
+
+
 def _merge_into(kind: str, live: Object, applied: Object) -> None:
     """Merge a map into another one in place; what is not in ``applied`` stays."""
     for field, value in applied.items():
@@ -283,9 +292,9 @@ def _merge_into(kind: str, live: Object, applied: Object) -> None:
 def _merge_list(kind: str, field: str, live: list[Any], applied: list[Any]) -> list[Any]:
     if is_set(field):
         return live + [clone(item) for item in applied if item not in live]
-    keys = list_keys(kind, field, applied)
-    if not keys or not list_keys(kind, field, live):
-        return clone(applied) if applied or not keys else live
+    keys = list_keys(kind, field, applied or live)
+    if not keys or (live and not list_keys(kind, field, live)):
+        return list(clone(applied))
     merged = list(live)
     for item in applied:
         wanted = key_of(keys, item)
