@@ -1,4 +1,4 @@
-"""A short, repeatable part of the fuzzing of codecs and views; the long part runs by hand (CONTRIBUTING.md)."""
+"""A short, repeatable part of the fuzzing of codecs and views; the long part runs by hand (README.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import fuzz_codecs  # noqa: E402
+import fuzz_codecs
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -1,5 +1,7 @@
-"""The readers of what others write, fed with changed inputs under ASan and UBSan; the long runs with libFuzzer
-are made by hand (tests/fuzz/README.md)."""
+"""The readers of what others write, fed with changed inputs under ASan and UBSan.
+
+The long runs with libFuzzer are made by hand (tests/fuzz/README.md).
+"""
 
 from __future__ import annotations
 
