@@ -184,8 +184,8 @@ def test_quota_at_admission(limits: list[dict[str, Any]], quota: dict[str, str],
 def test_quota_at_admission_follows_the_effective_request(
     first: int, app: int, sidecar: bool, allowed: bool
 ) -> None:
-    init = container("first", **gpu(first)) | ({"restartPolicy": "Always"} if sidecar else {})
-    answer = review(pod(container("app", **gpu(app)), initContainers=[init]), quota={"gpumem": "6000"})
+    init = container("first", gpu=1, gpumem=first) | ({"restartPolicy": "Always"} if sidecar else {})
+    answer = review(pod(container("app", gpu=1, gpumem=app), initContainers=[init]), quota={"gpumem": "6000"})
     assert answer.allowed is allowed
     assert allowed or answer.message == "exceeding resource quota"
 
