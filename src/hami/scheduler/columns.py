@@ -32,48 +32,58 @@ _BOOL_COLUMNS = ("healthy", "cordoned", "real")
 _WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-class CodeBook:
-    """Distinct values behind the coded columns of one vendor; codes of ids that are gone are used again."""
+class Codes:
+    """Numbers for distinct texts; a text is counted per use, and its number is used again when it is gone."""
 
     def __init__(self) -> None:
-        self.types: list[str] = []
-        self.modes: list[str] = []
-        self.ids: list[str] = []
-        self.id_codes: dict[str, int] = {}
-        self._type_codes: dict[str, int] = {}
-        self._mode_codes: dict[str, int] = {}
-        self._id_uses: dict[str, int] = {}
-        self._free_ids: list[int] = []
+        self.values: list[str] = []  # by code; "" where no text is
+        self.codes: dict[str, int] = {}
+        self._uses: dict[str, int] = {}
+        self._free: list[int] = []
 
-    def type_code(self, value: str) -> int:
-        return _code(value, self.types, self._type_codes)
-
-    def mode_code(self, value: str) -> int:
-        return _code(value, self.modes, self._mode_codes)
-
-    def take_id(self, card_id: str) -> int:
-        """Code of a card id; ids may repeat across nodes, each use is given back with `drop_id`."""
-        self._id_uses[card_id] = self._id_uses.get(card_id, 0) + 1
-        code = self.id_codes.get(card_id)
+    def take(self, text: str) -> int:
+        """Code of a text; each use is given back with `drop`."""
+        self._uses[text] = self._uses.get(text, 0) + 1
+        code = self.codes.get(text)
         if code is None:
-            if self._free_ids:
-                code = self._free_ids.pop()
-                self.ids[code] = card_id
+            if self._free:
+                code = self._free.pop()
+                self.values[code] = text
             else:
-                code = len(self.ids)
-                self.ids.append(card_id)
-            self.id_codes[card_id] = code
+                code = len(self.values)
+                self.values.append(text)
+            self.codes[text] = code
         return code
 
-    def drop_id(self, card_id: str) -> None:
-        uses = self._id_uses[card_id] - 1
+    def drop(self, text: str) -> None:
+        uses = self._uses[text] - 1
         if uses:
-            self._id_uses[card_id] = uses
+            self._uses[text] = uses
             return
-        del self._id_uses[card_id]
-        code = self.id_codes.pop(card_id)
-        self.ids[code] = ""
-        self._free_ids.append(code)
+        del self._uses[text]
+        code = self.codes.pop(text)
+        self.values[code] = ""
+        self._free.append(code)
+
+
+class CodeBook:
+    """Distinct values behind the coded columns of one vendor."""
+
+    def __init__(self) -> None:
+        self._types, self._modes, self._ids = Codes(), Codes(), Codes()
+        self.types = self._types.values
+        self.modes = self._modes.values
+        self.ids = self._ids.values
+        self.id_codes = self._ids.codes
+
+    def take(self, info: DeviceInfo) -> tuple[int, int, int]:
+        """Codes of a card's type, mode and id; given back with `drop`."""
+        return self._types.take(info.type), self._modes.take(info.mode), self._ids.take(info.id)
+
+    def drop(self, info: DeviceInfo) -> None:
+        self._types.drop(info.type)
+        self._modes.drop(info.mode)
+        self._ids.drop(info.id)
 
 
 class Bank:
@@ -148,9 +158,7 @@ class Bank:
             self.slots[at] = info.count
             self.mem[at] = info.devmem
             self.cores[at] = info.devcore
-            self.type[at] = self.tables.type_code(info.type)
-            self.mode[at] = self.tables.mode_code(info.mode)
-            self.id[at] = self.tables.take_id(info.id)
+            self.type[at], self.mode[at], self.id[at] = self.tables.take(info)
             self.healthy[at] = info.health
             self.cordoned[at] = info.id in cordoned
             self.real[at] = True
@@ -159,7 +167,7 @@ class Bank:
     def remove(self, row: int, infos: tuple[DeviceInfo, ...]) -> int:
         """Drop a bank row; returns the row that now lies in its place (its former number), or -1."""
         for info in infos:
-            self.tables.drop_id(info.id)
+            self.tables.drop(info)
         last = self.rows - 1
         if row != last:
             into = slice(row * self.width, (row + 1) * self.width)
@@ -211,14 +219,6 @@ class VendorColumns:
     def banks(self) -> list[Bank]:
         """The banks that hold a node."""
         return [bank for bank in self._banks.values() if bank.rows]
-
-
-def _code(value: str, values: list[str], codes: dict[str, int]) -> int:
-    code = codes.get(value)
-    if code is None:
-        code = codes[value] = len(values)
-        values.append(value)
-    return code
 
 
 def _enlarged(column: NDArray[Any], entries: int) -> NDArray[Any]:

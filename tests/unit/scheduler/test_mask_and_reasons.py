@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hami.protocol import views
 from hami.scheduler import search
 from hami.scheduler.answers import Placement
-from hami.scheduler.columns import Bank, CodeBook
+from hami.scheduler.columns import Bank, CodeBook, Codes
 from hami.scheduler.masks import may_fit, quota_checks
 from hami.scheduler.nodes import NodeTable, facts_of
 from hami.scheduler.placement import fit_node
@@ -206,14 +206,21 @@ def test_a_bank_counts_per_node_what_its_rows_hold(changes: list[tuple[int, int]
     assert np.count_nonzero(bank.cordoned) == sum(len(infos) > 1 for infos in rows.values())
 
 
-def test_codes_of_ids_that_are_gone_are_used_again() -> None:
-    book = CodeBook()
-    assert [book.take_id("a"), book.take_id("b"), book.take_id("a")] == [0, 1, 0]
-    book.drop_id("a")
-    assert book.id_codes == {"a": 0, "b": 1}
-    book.drop_id("a")
-    assert book.take_id("c") == 0
-    assert book.ids == ["c", "b"]
+def test_codes_of_texts_that_are_gone_are_used_again() -> None:
+    codes = Codes()
+    assert [codes.take("a"), codes.take("b"), codes.take("a")] == [0, 1, 0]
+    codes.drop("a")
+    assert codes.codes == {"a": 0, "b": 1}
+    codes.drop("a")
+    assert codes.take("c") == 0
+    assert codes.values == ["c", "b"]
+
+
+def test_a_node_that_keeps_making_up_models_and_modes_leaves_nothing_behind(lab: Any) -> None:
+    for at in range(50):
+        lab.node("n1", lab.card(f"c{at}", type=f"t{at}", mode=f"m{at}"))
+    tables = lab.state._world.table.columns["NVIDIA"].tables
+    assert max(len(tables.types), len(tables.modes), len(tables.ids)) <= 2
 
 
 # --- texts --------------------------------------------------------------------------------------
