@@ -26,6 +26,7 @@ from hami.scheduler.informers import Informers, NodeEvents, PodEvents, QuotaEven
 from hami.scheduler.leader import Leadership, SyncGate, keep_gate
 from hami.scheduler.metrics import Counter, Metrics
 from hami.scheduler.node_locks import NodeLocks
+from hami.scheduler.orphans import Orphans
 from hami.scheduler.pending import PendingPods
 from hami.scheduler.profiling import profiling_routes
 from hami.scheduler.roles import keep_role_labels
@@ -196,6 +197,7 @@ class Scheduler:
             self.writer.run(),
             self.informers.run(),
             self.pending.run(),
+            Orphans(self.client, self.state, self.informers.pods).run(),
             run_timers(self.state, self.nodes, self.events, self.leadership, timeout_text),
             keep_gate(self.leadership, self.gate, self._catch_up, self._on_lost),
             self._collect_garbage(),
