@@ -69,6 +69,7 @@ async def test_a_definite_refusal_releases_reservation_and_lock(world: Any, code
     assert "said the test" in error
     assert fault.bindings == 1
     assert free(world)
+    assert list(world.scheduler.state.quota_usage()) == []
     assert await node_lock(world) is None
     stored = await world.pod("p")
     assert "hami.io/vgpu-node" not in stored["metadata"].get("annotations", {})
@@ -106,6 +107,15 @@ async def test_a_5xx_that_was_stored_is_found_by_a_get(world: Any) -> None:
     assert await world.bind(pod, "n1") == ""
     seen.append(world.used_mib("n1"))
     assert seen == [[1000], [1000]], "usage is counted once throughout"
+
+
+async def test_a_binding_whose_connection_was_lost_is_sent_again_and_bound(world: Any) -> None:
+    pod = await placed(world)
+    fault = Fault(world, LOST)
+    assert await world.bind(pod, "n1") == ""
+    assert fault.bindings == 2
+    assert (await world.pod("p"))["spec"]["nodeName"] == "n1"
+    assert world.used_mib("n1") == [1000]
 
 
 async def test_a_connection_that_is_lost_and_a_refusal_afterwards_release(world: Any) -> None:
@@ -295,26 +305,67 @@ async def test_a_reservation_that_is_never_bound_expires_with_an_event(start: An
         assert any(reason == "ReservationExpired" for _, reason, _ in await world.events())
 
 
-async def test_labels_that_the_api_server_drops_are_patched_afterwards(world: Any) -> None:
-    pod = await placed(world)
-    reservation = world.scheduler.state.reservation(pod["metadata"]["uid"])
+class NoLabels:
+    """An API server that merges a Binding's annotations into the pod and drops its labels."""
 
-    async def bound_without_labels() -> web.Response | None:
+    def __init__(self, world: Any, reservation: Any, *, refuse_patches: bool = False) -> None:
+        self.patches = 0
+        self._world = world
+        self._annotations = reservation.binding_annotations(0.0)
+        self._refuse = refuse_patches
+        world.api.intercept = self
+
+    async def __call__(self, request: web.Request) -> web.StreamResponse | None:
+        if (request.method, request.path) == ("PATCH", BINDING.removesuffix("/binding")):
+            self.patches += 1
+            return status(403) if self._refuse else None
+        if (request.method, request.path) != ("POST", BINDING) or "again" in request.query:
+            return None
         body = {
-            "metadata": {"name": "p", "annotations": reservation.binding_annotations(0.0)},
+            "metadata": {"name": "p", "annotations": self._annotations},
             "target": {"kind": "Node", "name": "n1"},
         }
-        world.api.intercept = None
-        await world.request("POST", BINDING, body)
+        await self._world.request("POST", f"{BINDING}?again", body)
         return web.json_response({"kind": "Status", "status": "Success"}, status=201)
 
-    Fault(world, bound_without_labels)
+
+async def test_labels_that_the_api_server_drops_are_patched_afterwards(world: Any) -> None:
+    pod = await placed(world)
+    api = NoLabels(world, world.scheduler.state.reservation(pod["metadata"]["uid"]))
     assert await world.bind(pod, "n1") == ""
     labels: dict[str, str] = {}
     while "hami.io/vgpu-node" not in labels:
         labels = (await world.pod("p"))["metadata"].get("labels", {})
         await asyncio.sleep(0.02)
     assert labels["hami.io/vgpu-node"] == "n1"
+    assert api.patches == 1
+    assert "hami.io/vgpu-devices-allocated" in (await world.pod("p"))["metadata"]["annotations"]
+
+
+async def test_a_label_that_cannot_be_patched_changes_nothing_else(world: Any) -> None:
+    pod = await placed(world)
+    uid = pod["metadata"]["uid"]
+    NoLabels(world, world.scheduler.state.reservation(uid), refuse_patches=True)
+    assert await world.bind(pod, "n1") == ""
+    await world.until(lambda: world.scheduler.writer.failed > 0)
+    bound = await world.pod("p")
+    assert bound["spec"]["nodeName"] == "n1"
+    assert "hami.io/vgpu-devices-allocated" in bound["metadata"]["annotations"]
+    assert world.scheduler.state.reservation(uid) is None
+    assert world.used_mib("n1") == [1000]
+
+
+async def test_a_stale_mig_reservation_is_overwritten_by_the_binding(world: Any) -> None:
+    stale = (
+        '[{"containerIndex":0,"deviceIndex":0,"gpuUUID":"G","profile":"1g.5gb",'
+        '"placement":{"start":6,"size":1}}]'
+    )
+    pod = await placed(world, annotations={"hami.io/vgpu-mig-allocations": stale})
+    assert await world.bind(pod, "n1") == ""
+    bound = await world.pod("p")
+    assert bound["metadata"]["annotations"]["hami.io/vgpu-mig-allocations"] == "[]"
+    await world.until(lambda: world.scheduler.state.reservation(pod["metadata"]["uid"]) is None)
+    assert [card.healthy for card in world.scheduler.state.node_usage("n1").cards] == [True]
 
 
 async def test_a_bug_of_ours_while_binding_does_not_hold_the_reservation_for_ever(world: Any) -> None:

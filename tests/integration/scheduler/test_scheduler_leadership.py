@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from hami.kube.certificates import KeyPair, create_authority, issue, write_pair
 
@@ -146,7 +147,12 @@ def certificate(authority: KeyPair, folder: Path) -> tuple[Path, Path]:
     return paths
 
 
-async def test_the_api_server_calls_the_webhook_over_https(start: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("named", "stored_name"), [("default-scheduler", "hami-scheduler"), ("volcano", "volcano")]
+)
+async def test_the_api_server_calls_the_webhook_over_https(
+    start: Any, tmp_path: Path, named: str, stored_name: str
+) -> None:
     authority = create_authority("webhook authority", time.time())
     cert_file, key_file = certificate(authority, tmp_path)
     async with start(cert_file=cert_file, key_file=key_file) as world:
@@ -184,11 +190,12 @@ async def test_the_api_server_calls_the_webhook_over_https(start: Any, tmp_path:
                 "annotations": {"hami.io/vgpu-devices-allocated": "forged", "mine": "1"},
             },
             "spec": {
+                "schedulerName": named,
                 "containers": [{"name": "a", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
             },
         }
         stored = await world.request("POST", "/api/v1/namespaces/default/pods", pod)
-        assert stored["spec"]["schedulerName"] == "hami-scheduler"
+        assert stored["spec"]["schedulerName"] == stored_name
         assert stored["metadata"]["annotations"] == {"mine": "1"}
 
 

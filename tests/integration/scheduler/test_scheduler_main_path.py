@@ -87,6 +87,16 @@ async def test_the_reason_of_every_node_is_answered_when_nothing_fits(world: Any
     assert answer["FailedAndUnresolvableNodes"] == {"n3": "node unregistered"}
 
 
+async def test_nodes_that_fail_beside_one_that_fits_are_no_failure(world: Any) -> None:
+    await world.add_node("n1", mem=500)
+    await world.add_node("n2")
+    pod = await world.add_pod("p")
+    answer = await world.filter(pod, "n1", "n2")
+    assert (answer["NodeNames"], answer["FailedNodes"]) == (["n2"], None)
+    await world.scheduler.recorder.flush(10)
+    assert [reason for _, reason, _ in await world.events()] == ["FilteringSucceed"]
+
+
 async def test_a_pod_without_devices_gets_its_names_back_unchanged(world: Any) -> None:
     pod = {
         "metadata": {"name": "x", "namespace": "default", "uid": "u"},
@@ -102,10 +112,13 @@ async def test_a_pod_without_devices_gets_its_names_back_unchanged(world: Any) -
 @pytest.mark.parametrize(
     ("body", "error"),
     [
-        (b"{", "invalid filter request"),
+        pytest.param(b"{", "invalid filter request", id="2"),
         (b"", "invalid filter request"),
-        (b'{"NodeNames":["n1"]}', "extender args missing pod"),
+        pytest.param(b'{"NodeNames":["n1"]}', "extender args missing pod", id="1"),
         (b'{"Pod":null,"NodeNames":["n1"]}', "extender args missing pod"),
+        pytest.param(
+            b'{"Pod":{"metadata":{}},"Nodes":null,"NodeNames":null}', "extender args missing nodes", id="5"
+        ),
         (b'{"Pod":{"metadata":{}}}', "extender args missing nodes"),
         (b'{"Pod":{"metadata":{"name":5}},"NodeNames":[]}', "metadata.name"),
         (b'{"Pod":[],"NodeNames":[]}', "Expected `object`"),
@@ -115,6 +128,8 @@ async def test_a_bad_request_is_answered_with_its_error(world: Any, body: bytes,
     answer = await world.call("filter", body)
     assert error in answer["Error"]
     assert answer["NodeNames"] is None
+    async with world.http.get(f"{world.url}/healthz") as response:
+        assert response.status == 200
 
 
 async def test_a_bad_list_of_names_is_an_error(world: Any) -> None:
