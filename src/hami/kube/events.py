@@ -101,7 +101,10 @@ class EventRecorder:
                 event = self._queue.popleft()
                 try:
                     await self._send(event)
-                except KubeError as error:
+                except (
+                    KubeError,
+                    ValueError,
+                ) as error:  # ValueError: names that are none, texts that are none
                     self.dropped += 1
                     log.warning("event.lost", extra={"reason": event.reason, "cause": str(error)})
             self._ready.clear()

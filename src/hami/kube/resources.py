@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 
+_STEPS = frozenset({".", ".."})  # would lead to another path, escaped or not
+
+
 @dataclass(frozen=True, slots=True)
 class Resource:
     """One kind: API group (empty for core), version, plural, and whether its objects live in namespaces."""
@@ -25,7 +28,10 @@ class Resource:
         """URL path of the collection, an object or its subresource; names are escaped.
 
         An empty namespace of a namespaced kind means all namespaces and is possible for collections only.
+        Raises `ValueError` for names that are none, such as `..`.
         """
+        if not _STEPS.isdisjoint((namespace, name)):
+            raise ValueError(f"{self.kind} {namespace}/{name} is no name of an object")
         base = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         if self.namespaced and namespace:
             base += f"/namespaces/{quote(namespace, safe='')}"

@@ -23,6 +23,7 @@ from hami.kube.errors import (
     KubeError,
     error_from_response,
 )
+from hami.kube.events import EventRecorder, ObjectRef
 from hami.kube.informer import Informer
 from hami.kube.operations import list_pages
 from hami.kube.resources import PODS
@@ -126,6 +127,24 @@ async def test_a_wish_for_no_wait_is_not_followed_in_a_tight_loop(api: Any, wish
         with pytest.raises(KubeError):
             await client.request("GET", PATH)
     assert api.count("GET", PATH) <= 6
+
+
+@pytest.mark.parametrize(("namespace", "name"), [("..", "p"), ("a", ".."), (".", "p"), ("a", ".")])
+def test_a_name_that_is_a_step_in_a_path_is_refused(namespace: str, name: str) -> None:
+    with pytest.raises(ValueError, match="no name of an object"):
+        PODS.path(namespace, name)
+
+
+async def test_an_event_about_a_nameless_thing_does_not_stop_the_recorder(api: Any, client: Client) -> None:
+    api.answer("POST", "/api/v1/namespaces/a/events", {})
+    recorder = EventRecorder(client, "test")
+    task = asyncio.create_task(recorder.run())
+    for namespace, name in (("..", "p"), ("a", "\ud800"), ("a", "good")):
+        recorder.record(ObjectRef("Pod", name, namespace), "Normal", "Reason", "text")
+    await recorder.flush(10)
+    assert (recorder.dropped, api.count("POST", "/api/v1/namespaces/a/events")) == (2, 1)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_a_status_with_null_members_is_read() -> None:
