@@ -104,7 +104,7 @@ class EventRecorder:
                 except (
                     KubeError,
                     ValueError,
-                ) as error:  # ValueError: names that are none, texts that are none
+                ) as error:  # ValueError: no name, no text
                     self.dropped += 1
                     log.warning("event.lost", extra={"reason": event.reason, "cause": str(error)})
             self._ready.clear()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote
 
-
 _STEPS = frozenset({".", ".."})  # would lead to another path, escaped or not
 
 
