@@ -31,8 +31,8 @@ def _expanded(ids: list[str]) -> Iterator[str]:
 
 
 @functools.cache
-def _names_and_texts(file: str) -> tuple[frozenset[str], frozenset[str]]:
-    """The tests of a file, methods as `Class::test` and its string constants (parameter ids are some)."""
+def _names_and_ids(file: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The tests of a file, methods as `Class::test`, and what it gives as `id=` of parameters."""
     tree = ast.parse((_TESTS / file).read_bytes())
     functions = (ast.FunctionDef, ast.AsyncFunctionDef)
     names = {node.name for node in tree.body if isinstance(node, functions)}
@@ -46,12 +46,12 @@ def _names_and_texts(file: str) -> tuple[frozenset[str], frozenset[str]]:
             and node.value.attr == "TestCase"
         ):
             names |= {f"{target.id}::runTest" for target in node.targets if isinstance(target, ast.Name)}
-    texts = {
-        node.value
+    ids = {
+        str(node.value.value)
         for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if isinstance(node, ast.keyword) and node.arg == "id" and isinstance(node.value, ast.Constant)
     }
-    return frozenset(names), frozenset(texts)
+    return frozenset(names), frozenset(ids)
 
 
 def _tests_of(cases: Mapping[str, str | list[str]]) -> Iterator[tuple[str, str]]:
@@ -68,11 +68,11 @@ def _problem_of(test: str) -> str:
         return "not a pytest name"
     if not (_TESTS / match["file"]).is_file():
         return "no such file"
-    names, texts = _names_and_texts(match["file"])
+    names, ids = _names_and_ids(match["file"])
     short = match["name"].rpartition("::")[2]
     if match["name"] not in names or not short.startswith(("test_", "runTest")):
         return "no such test"
-    if match["parameters"] is not None and match["parameters"] not in texts:
+    if match["parameters"] is not None and match["parameters"] not in ids:
         return "no such parameters"
     return ""
 

@@ -148,7 +148,8 @@ def certificate(authority: KeyPair, folder: Path) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(
-    ("named", "stored_name"), [("default-scheduler", "hami-scheduler"), ("volcano", "volcano")]
+    ("named", "stored_name"),
+    [("default-scheduler", "hami-scheduler"), pytest.param("volcano", "volcano", id="61")],
 )
 async def test_the_api_server_calls_the_webhook_over_https(
     start: Any, tmp_path: Path, named: str, stored_name: str

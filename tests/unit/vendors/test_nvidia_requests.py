@@ -149,7 +149,7 @@ def test_a_pod_without_gpu_keeps_its_runtime_class(lab: Any) -> None:
     assert "runtimeClassName" not in pod["spec"]
 
 
-@pytest.mark.parametrize(("own", "expected"), [(None, "nvidia"), ("runsc", "runsc")])  # A19
+@pytest.mark.parametrize(("own", "expected"), [(None, "nvidia"), pytest.param("runsc", "runsc", id="A19")])
 def test_the_runtime_class_is_set_where_the_pod_has_none(lab: Any, own: str | None, expected: str) -> None:
     pod = lab.pod({"gpu": 1})
     if own:
