@@ -18,6 +18,9 @@ from hami.protocol.errors import HamiError
 
 HEADER_TIMEOUT_S = 15.0
 MAX_HEAD_BYTES = 64 << 10
+MAX_CONNECTIONS = (
+    512  # beyond, other hosts' idle connections go; each costs a descriptor that we need ourselves
+)
 BODY_TIMEOUT_S = 60.0
 BODIES_AT_ONCE = 8  # so many of the longest bodies may be held in memory together
 _HELD_AT_LEAST = 16 << 20
@@ -209,6 +212,8 @@ class _Protocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._start_head_timer()
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._make_room()
 
     def data_received(self, data: bytes) -> None:
         self._chunk_bytes = len(data)
@@ -241,6 +246,22 @@ class _Protocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         super().connection_lost(exc)
+
+    def _make_room(self) -> None:
+        """Close an idle connection of another host in favour of this one, else this one."""
+        idle = (
+            one for one in self.connections if isinstance(one, _Protocol) and one is not self and one.is_idle
+        )
+        victim = next((one for one in idle if not is_loopback(one.client)), None)
+        if victim is not None:
+            victim.transport.close()
+        elif not is_loopback(self.client):
+            self.transport.abort()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is under way or on its way in."""
+        return self._head_timer is None and (self.cycle is None or self.cycle.response_complete)
 
     def _refuse_head(self) -> None:
         if self.transport.is_closing():

@@ -67,6 +67,36 @@ async def test_an_endless_head_is_refused(head: bytes) -> None:
         assert received == b"" or received.startswith(b"HTTP/1.1 431 ")
 
 
+async def open_connections(port: int, count: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Connections that have had one answer each and are idle."""
+    opened = []
+    for _ in range(count):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"0\r\n\r\n")
+        opened.append((reader, writer))
+    return opened
+
+
+@pytest.mark.parametrize("local", [False, True])
+async def test_idle_connections_of_other_hosts_make_room(
+    monkeypatch: pytest.MonkeyPatch, local: bool
+) -> None:
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(server, "is_loopback", lambda _client: local)
+    with listen("127.0.0.1:0") as sock:
+        task = asyncio.create_task(serve(Application({}, {"/healthz": empty}, 0), sock, None, "test"))
+        opened = await open_connections(sock.getsockname()[1], 5)
+        for _, writer in opened:
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answers = [await answer_to(reader) for reader, _ in opened]
+        assert sum(b"200 OK" in answer for answer in answers) == (5 if local else 3)
+        for _, writer in opened:
+            writer.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
 async def test_endless_trailers_end_the_connection() -> None:
     async with connected() as (reader, writer):
         writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n")
