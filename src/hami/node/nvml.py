@@ -83,6 +83,15 @@ class GpuSensors:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """One sample of a process: PID as NVML names it, time in microseconds, percent 0..100 of the SMs."""
+
+    pid: int
+    time_us: int
+    sm: int
+
+
+@dataclass(frozen=True, slots=True)
 class XidEvent:
     """One XID of a card; ``uuid`` is empty where NVML did not say which card it was."""
 
@@ -107,6 +116,10 @@ class Nvml(Protocol):
 
     def sensors(self, gpu: GpuIdentity) -> GpuSensors:
         """Temperature, power and memory errors of a card."""
+        ...
+
+    def processes(self, gpu: GpuIdentity, since_us: int) -> tuple[ProcessUse, ...]:
+        """Samples of the processes on a card that are younger than the time stamp ``since_us``."""
         ...
 
     def close(self) -> None:
@@ -181,6 +194,21 @@ class NvmlSession:
             )
 
         return self._call(f"read the sensors of GPU {gpu.index}", query)
+
+    def processes(self, gpu: GpuIdentity, since_us: int) -> tuple[ProcessUse, ...]:
+        def query() -> tuple[ProcessUse, ...]:
+            try:
+                found = pynvml.nvmlDeviceGetProcessUtilization(self._handle(gpu), since_us)
+            except pynvml.NVMLError as error:
+                # The binding raises success when there is no room to ask for, that is: no sample.
+                if error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
+                    return ()
+                raise
+            return tuple(
+                ProcessUse(int(item.pid), int(item.timeStamp), min(int(item.smUtil), 100)) for item in found
+            )
+
+        return self._call(f"read the processes of GPU {gpu.index}", query)
 
     def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
         """A source of XID events of ``gpus``, and the UUIDs of those that cannot be watched at all.

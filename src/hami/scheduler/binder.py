@@ -29,7 +29,6 @@ from hami.scheduler.node_locks import LockContention, LockFailed, NodeLocks
 from hami.scheduler.state import ClusterState
 from hami.vendors.types import NodeView
 
-ALLOCATION_MODE = "hami.io/allocation-mode"
 STALE = "stale bind request"
 NOT_LEADER = "not the leader"
 _SETTLE_FIRST_S, _SETTLE_CAP_S = 0.1, 30.0
@@ -165,7 +164,7 @@ class Binder:
 
     async def _lock(self, reservation: Reservation, node: NodeView) -> str:
         """Take the locks this reservation needs; the reason why that failed, else ""."""
-        exact = node.annotations.get(ALLOCATION_MODE) == "exact"
+        exact = node.annotations.get(keys.ALLOCATION_MODE) == keys.MODE_EXACT
         needed = [
             word for word, kind in reservation.locks if kind == "hami" and not (exact and word == keys.NVIDIA)
         ]

@@ -14,7 +14,15 @@ import pytest
 
 from hami.kube.errors import Conflict, KubeError, NotFound
 from hami.node.errors import NvmlError
-from hami.node.nvml import EventSource, GpuIdentity, GpuMemory, GpuSensors, GpuUtilization, XidEvent
+from hami.node.nvml import (
+    EventSource,
+    GpuIdentity,
+    GpuMemory,
+    GpuSensors,
+    GpuUtilization,
+    ProcessUse,
+    XidEvent,
+)
 from hami.node.paths import HostPaths
 from hami.protocol.views import Node, Pod, decode
 
@@ -122,6 +130,7 @@ class FakeNvml:
         self.cards = list(cards)
         self.utilizations: dict[str, GpuUtilization | NvmlError] = {}
         self.list_error: NvmlError | None = None
+        self.samples: dict[str, list[ProcessUse] | NvmlError] = {}
         self.xids: list[XidEvent] = []
         self.wait_error: NvmlError | None = None
         self.waits = 0
@@ -150,6 +159,12 @@ class FakeNvml:
 
     def sensors(self, gpu: GpuIdentity) -> GpuSensors:
         return GpuSensors(40 + gpu.index, 61.5, None)
+
+    def processes(self, gpu: GpuIdentity, since_us: int) -> tuple[ProcessUse, ...]:
+        found = self.samples.get(gpu.uuid, [])
+        if isinstance(found, NvmlError):
+            raise found
+        return tuple(sample for sample in found if sample.time_us > since_us)
 
     def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
         return FakeEvents(self), self.unwatched

@@ -52,6 +52,7 @@ class HostReader:
         self._clock = clock
         self._retry_s = retry_s
         self._not_before = float("-inf")
+        self._samples_until: dict[str, int] = {}
 
     @property
     def paused(self) -> bool:
@@ -73,6 +74,29 @@ class HostReader:
             return HostState()
         found = (self._gpu(identity) for identity in identities)
         return HostState(tuple(gpu for gpu in found if gpu is not None), up=True)
+
+    def process_use(self) -> dict[str, dict[int, int]]:
+        """Percent of the SMs by card UUID and host PID since the last call; never raises.
+
+        The newest sample of each process counts. Cards that do not tell are left out.
+        """
+        if self.paused or self._clock() < self._not_before:
+            return {}
+        use: dict[str, dict[int, int]] = {}
+        try:
+            for gpu in self._nvml.gpus():
+                try:
+                    samples = self._nvml.processes(gpu, self._samples_until.get(gpu.uuid, 0))
+                except NvmlError as error:
+                    log.debug("nvml.no_processes", extra={"gpu": gpu.uuid, "cause": str(error)})
+                    continue
+                ordered = sorted(samples, key=lambda sample: sample.time_us)
+                use[gpu.uuid] = {sample.pid: sample.sm for sample in ordered}
+                if ordered:
+                    self._samples_until[gpu.uuid] = ordered[-1].time_us
+        except NvmlError as error:
+            log.debug("nvml.down", extra={"cause": str(error)})
+        return use
 
     def _gpu(self, identity: GpuIdentity) -> HostGpu | None:
         memory: GpuMemory | None = None

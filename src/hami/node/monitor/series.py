@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client.core import Metric
 
 from hami.node.monitor.hostgpu import HostGpu, HostState
+from hami.node.monitor.pods import PodInfo
 from hami.node.monitor.region import DeviceUse, Region
 from hami.node.nvml import GpuSensors
 from hami.protocol.allocation import ContainerDevice, Slot
@@ -33,6 +34,7 @@ HELP: Final[Mapping[str, str]] = {
     "hami_vgpu_memory_module_bytes": "Part of the used memory: modules, bytes",
     "hami_vgpu_memory_buffer_bytes": "Part of the used memory: buffers, bytes",
     "hami_container_last_kernel_elapsed_seconds": "Seconds since the container's last kernel launch",
+    "hami_mig_device_info": "A MIG instance of a container, always 1",
     "hami_vgpu_hook_active": "1 if the container's region is valid, 0 if nothing has used CUDA yet",
     "hami_vgpu_core_limit_ratio": "Core limit of a container, percent, 0 or 100 = unlimited",
     "hami_vgpu_process_count": "Processes of a container that use the library",
@@ -59,6 +61,7 @@ HELP: Final[Mapping[str, str]] = {
     "Device_memory_desc_of_container": "Legacy: used memory with its parts as labels",
     "Device_utilization_desc_of_container": "Legacy name of hami_container_device_utilization_ratio",
     "Device_last_kernel_of_container": "Legacy name of hami_container_last_kernel_elapsed_seconds",
+    "MigInfo": "Legacy name of hami_mig_device_info",
 }
 """Every metric with its text; counters without their ``_total``."""
 
@@ -177,6 +180,40 @@ def add_container(
             book.gauge(name, sample.labels, value)
 
 
+def add_mig(book: SeriesBook, pod: PodInfo, legacy: bool) -> None:
+    """One series per MIG instance of a pod."""
+    for container, item in pod.mig:
+        instance = str(item.gpu_instance_id)
+        book.gauge(
+            "hami_mig_device_info",
+            {
+                "namespace": pod.namespace,
+                "pod": pod.name,
+                "container": container,
+                "vdevice_index": str(item.device_index),
+                "device_uuid": item.gpu_uuid,
+                "mig_uuid": item.mig_uuid,
+                "profile": item.profile,
+                "gpu_instance_id": instance,
+                "compute_instance_id": str(item.compute_instance_id),
+            },
+            1,
+        )
+        if legacy:
+            book.gauge(
+                "MigInfo",
+                {
+                    "podnamespace": pod.namespace,
+                    "podname": pod.name,
+                    "ctrname": container,
+                    "vdeviceid": str(item.device_index),
+                    "deviceuuid": item.gpu_uuid,
+                    "instanceid": instance,
+                },
+                1,
+            )
+
+
 def add_self(book: SeriesBook, state: SelfState) -> None:
     """Series about the monitor; the last ones to be added."""
     book.gauge("hami_monitor_last_update_timestamp_seconds", {}, state.last_update)
@@ -191,9 +228,14 @@ def add_self(book: SeriesBook, state: SelfState) -> None:
 
 def elapsed_seconds(last_kernel: int, now: float) -> float | None:
     """Seconds since the last kernel, None when unknown or more than 5 min ahead of our clock."""
-    if last_kernel <= 0 or last_kernel > now + FUTURE_S:
+    if last_kernel <= 0 or is_ahead(last_kernel, now):
         return None
     return max(now - last_kernel, 0.0)
+
+
+def is_ahead(last_kernel: int, now: float) -> bool:
+    """Whether a time lies too far ahead of our clock to be believed."""
+    return last_kernel > now + FUTURE_S
 
 
 def _add_sensors(book: SeriesBook, labels: Mapping[str, str], sensors: GpuSensors) -> None:

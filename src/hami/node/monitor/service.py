@@ -28,10 +28,12 @@ from hami.node.monitor.series import (
     SeriesBook,
     add_container,
     add_host,
+    add_mig,
     add_self,
+    is_ahead,
 )
 from hami.node.monitor.tracker import Sweep, Tracker
-from hami.node.monitor.utilization import UtilizationMeter
+from hami.node.monitor.utilization import UtilizationMeter, process_shares
 from hami.protocol.errors import ProtocolError
 
 TICK_S: Final = 5.0
@@ -114,6 +116,9 @@ class Monitor:
         self._duplicates = 0
         self._foreign: set[tuple[str, int]] = set()
         self._foreign_total = 0
+        self._verified: dict[str, frozenset[int]] = {}
+        self._shares: dict[str, dict[int, float]] = {}
+        self._ahead: set[str] = set()
         self._last_update = 0.0
         self._started = clock()
 
@@ -149,7 +154,9 @@ class Monitor:
         sweep = await asyncio.to_thread(self._tracker.sweep)
         self._errors.update(sweep.errors)
         self._measure(sweep)
+        self._report_clocks(sweep, now)
         await asyncio.to_thread(self._check_host_pids, sweep)
+        await self._measure_processes(sweep)
         if not self._host.paused:
             await self._feed_back(sweep, now)
         if now - self._sizes_at >= SIZES_EVERY_S:
@@ -176,6 +183,9 @@ class Monitor:
                 emit_allocated=self._options.emit_allocated,
                 legacy=self._options.legacy,
             )
+        for pod in self._pods.by_uid().values():
+            if not pod.finished:
+                add_mig(book, pod, self._options.legacy)
         self._extra_series(book)
         self._duplicates += book.duplicates
         book.duplicates = 0
@@ -231,10 +241,36 @@ class Monitor:
                 self._meter.observe(directory.name, region, now)
         self._meter.retain(directory.name for directory in sweep.regions)
 
+    async def _measure_processes(self, sweep: Sweep) -> None:
+        """For regions in which no library of ours counts GPU time: what NVML says about their processes."""
+        silent = {
+            directory.name: region
+            for directory, region in sweep.regions.items()
+            if region is not None and not region.has_extension and self._verified.get(directory.name)
+        }
+        use = await asyncio.to_thread(self._host.process_use) if silent else {}
+        self._shares = {
+            name: process_shares(region, self._verified[name], use) for name, region in silent.items()
+        }
+
     def _utilization(self, directory: CacheDirectory | None, region: Region | None) -> dict[int, float]:
         if directory is None or region is None:
             return {}
+        shares = self._shares.get(directory.name)
+        if shares is not None:
+            return shares
         return {device.index: self._meter.percent(directory.name, device.index) for device in region.devices}
+
+    def _report_clocks(self, sweep: Sweep, now: float) -> None:
+        """One line for a container whose last kernel lies in the future; it is not trusted."""
+        ahead = {
+            directory.name
+            for directory, region in sweep.regions.items()
+            if region is not None and is_ahead(region.last_kernel, now)
+        }
+        for name in sorted(ahead - self._ahead):
+            log.warning("region.clock_ahead", extra={"directory": name})
+        self._ahead = ahead
 
     async def _feed_back(self, sweep: Sweep, now: float) -> None:
         known = self._known_regions(sweep)
@@ -264,13 +300,14 @@ class Monitor:
         }
 
     def _check_host_pids(self, sweep: Sweep) -> None:
-        """Count host PIDs that do not belong to their pod, each once."""
+        """Keep the host PIDs that belong to their pod; count the others, each once."""
+        self._verified = {}
         for directory, region in sweep.regions.items():
-            for pid in region.host_pids[:_MAX_PID_CHECKS] if region else ():
-                claim = (directory.name, pid)
-                if claim not in self._foreign and not belongs_to_pod(
-                    pid, directory.pod_uid, self._options.proc
-                ):
+            claimed = region.host_pids[:_MAX_PID_CHECKS] if region else ()
+            own = {pid for pid in claimed if belongs_to_pod(pid, directory.pod_uid, self._options.proc)}
+            self._verified[directory.name] = frozenset(own)
+            for claim in ((directory.name, pid) for pid in claimed if pid not in own):
+                if claim not in self._foreign:
                     self._foreign_total += 1
                     if len(self._foreign) < _MAX_SEEN:
                         self._foreign.add(claim)

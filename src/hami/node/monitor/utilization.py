@@ -2,12 +2,13 @@
 
 HAMi's library samples utilisation only while a core limit is in force, and only if NVML names the processes.
 Ours keeps the GPU time of each device in its extension block; its growth between two ticks, times the factor
-that the library has learned, is the share of the device that the container used.
+that the library has learned, is the share of the device that the container used. For a
+region without that block NVML's samples of its processes are summed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from hami.node.monitor.region import Region
@@ -20,6 +21,17 @@ class _Reading:
     at: float
     charged: dict[int, int]
     percent: dict[int, float]
+
+
+def process_shares(
+    region: Region, host_pids: Collection[int], use: Mapping[str, Mapping[int, int]]
+) -> dict[int, float]:
+    """Percent of each device that the verified processes ``host_pids`` use, by NVML's samples (``use``)."""
+    return {
+        device.index: float(sum(use[device.uuid].get(pid, 0) for pid in host_pids))
+        for device in region.devices
+        if device.uuid in use
+    }
 
 
 class UtilizationMeter:

@@ -17,14 +17,12 @@ from hami.node.plugin.cards import CardReader
 from hami.node.plugin.inventory import offered_cards, registered_devices
 from hami.protocol.errors import ProtocolError, RegistrationError
 from hami.protocol.inventory import DeviceInfo, decode_json, encode_json
-from hami.protocol.keys import NVIDIA, VENDOR_KEYS
+from hami.protocol.keys import ALLOCATION_MODE, MODE_LOCK, NVIDIA, VENDOR_KEYS
 
 INTERVAL_S: Final = 30.0
 _JITTER: Final = 0.1
 _BACKOFF_S: Final = (5.0, 60.0)
 REGISTER: Final = VENDOR_KEYS[NVIDIA].register
-ALLOCATION_MODE: Final = "hami.io/allocation-mode"
-LOCK_MODE: Final = "lock"
 
 log = logging.getLogger(__name__)
 
@@ -83,9 +81,9 @@ class Registrar:
         wanted: dict[str, str | None] = {}
         if not _says(notes.get(REGISTER), devices):
             wanted[REGISTER] = encode_json(devices)
-        if notes.get(ALLOCATION_MODE) != LOCK_MODE:
+        if notes.get(ALLOCATION_MODE) != MODE_LOCK:
             # A later version may have left "exact", with which the scheduler would take no lock.
-            wanted[ALLOCATION_MODE] = LOCK_MODE
+            wanted[ALLOCATION_MODE] = MODE_LOCK
         if wanted:
             await self._cluster.annotate_node(wanted)
             log.info("register.written", extra={"devices": len(devices), "keys": sorted(wanted)})
