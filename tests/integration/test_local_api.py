@@ -9,40 +9,13 @@ from typing import Any
 
 import aiohttp
 import pytest
+from local_harness import Client
 
 from hami.local.apiserver import ApiServer
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"
 PODS = "/api/v1/namespaces/default/pods"
-
-
-class Client:
-    """Requests with decoded answers."""
-
-    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
-        self.url = url
-        self.session = session
-        self.watches: list[aiohttp.ClientResponse] = []
-
-    async def __call__(
-        self, method: str, path: str, body: Any = None, content: str = "application/json", **headers: str
-    ) -> tuple[int, Any]:
-        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
-        names = {name.replace("_", "-"): value for name, value in headers.items()}
-        if data is not None:
-            names["Content-Type"] = content
-        async with self.session.request(method, self.url + path, data=data, headers=names) as answer:
-            text = await answer.text()
-            return answer.status, json.loads(text) if text.startswith("{") else text
-
-    async def ok(self, method: str, path: str, body: Any = None, **options: str) -> Any:
-        code, answer = await self(method, path, body, **options)
-        assert code < 300, answer
-        return answer
-
-    async def create(self, name: str, **metadata: Any) -> Any:
-        return await self.ok("POST", PODS, pod(name, **metadata))
 
 
 def pod(name: str, **metadata: Any) -> dict[str, Any]:
@@ -52,6 +25,10 @@ def pod(name: str, **metadata: Any) -> dict[str, Any]:
 
 def with_resources(**resources: Any) -> dict[str, Any]:
     return {"spec": {"containers": [{"name": "a", "image": "i", "resources": resources}]}}
+
+
+async def create(client: Client, name: str, **metadata: Any) -> Any:
+    return await client.ok("POST", PODS, pod(name, **metadata))
 
 
 @pytest.fixture
@@ -196,14 +173,14 @@ async def test_a_missing_namespace_is_not_found(client: Client) -> None:
 
 
 async def test_an_update_with_an_old_version_is_a_conflict(client: Client) -> None:
-    old = await client.create("p")
+    old = await create(client, "p")
     await client.ok("PUT", f"{PODS}/p", {**old, "metadata": {**old["metadata"], "labels": {"a": "1"}}})
     code, answer = await client("PUT", f"{PODS}/p", {**old, "metadata": {**old["metadata"], "labels": {}}})
     assert (code, answer["reason"]) == (409, "Conflict")
 
 
 async def test_a_patch_with_an_old_version_is_a_conflict(client: Client) -> None:
-    old = await client.create("p")
+    old = await create(client, "p")
     merge = "application/merge-patch+json"
     await client.ok("PATCH", f"{PODS}/p", {"metadata": {"labels": {"a": "1"}}}, content=merge)
     body = {"metadata": {"resourceVersion": old["metadata"]["resourceVersion"], "labels": {"a": "2"}}}
@@ -223,19 +200,19 @@ async def test_a_patch_with_an_old_version_is_a_conflict(client: Client) -> None
     ],
 )
 async def test_every_patch_format_changes_annotations(client: Client, content: str, body: Any) -> None:
-    await client.create("p")
+    await create(client, "p")
     changed = await client.ok("PATCH", f"{PODS}/p", body, content=content)
     assert changed["metadata"]["annotations"] == {"a": "b"}
 
 
 async def test_an_unknown_patch_format_is_refused(client: Client) -> None:
-    await client.create("p")
+    await create(client, "p")
     code, _ = await client("PATCH", f"{PODS}/p", {}, content="application/strange")
     assert code == 415
 
 
 async def test_a_change_that_changes_nothing_makes_no_new_version(client: Client) -> None:
-    old = await client.create("p", labels={"a": "b"})
+    old = await create(client, "p", labels={"a": "b"})
     same = await client.ok(
         "PATCH", f"{PODS}/p", {"metadata": {"labels": {"a": "b"}}}, content="application/merge-patch+json"
     )
@@ -243,7 +220,7 @@ async def test_a_change_that_changes_nothing_makes_no_new_version(client: Client
 
 
 async def test_status_is_written_only_through_its_subresource(client: Client) -> None:
-    old = await client.create("p")
+    old = await create(client, "p")
     changed = await client.ok("PUT", f"{PODS}/p", {**old, "status": {"phase": "Running"}})
     assert changed["status"]["phase"] == "Pending"
     body = {"status": {"phase": "Running"}, "spec": {"nodeName": "sneaky"}}
@@ -254,7 +231,7 @@ async def test_status_is_written_only_through_its_subresource(client: Client) ->
 
 
 async def test_a_pods_node_cannot_be_set_by_an_update(client: Client) -> None:
-    await client.create("p")
+    await create(client, "p")
     merge = "application/merge-patch+json"
     code, answer = await client("PATCH", f"{PODS}/p", {"spec": {"nodeName": "n1"}}, content=merge)
     assert code == 422
@@ -270,8 +247,8 @@ async def test_dry_run_stores_nothing(client: Client) -> None:
 
 
 async def test_lists_are_selected_by_label_and_field(client: Client) -> None:
-    await client.create("a", labels={"app": "x"})
-    await client.create("b", labels={"app": "y"})
+    await create(client, "a", labels={"app": "x"})
+    await create(client, "b", labels={"app": "y"})
     by_label = await client.ok("GET", f"{PODS}?labelSelector=app%3Dx")
     by_field = await client.ok("GET", f"{PODS}?fieldSelector=metadata.name%3Db")
     assert [item["metadata"]["name"] for item in by_label["items"]] == ["a"]
@@ -280,9 +257,9 @@ async def test_lists_are_selected_by_label_and_field(client: Client) -> None:
 
 async def test_pages_show_one_moment_even_if_objects_change_in_between(client: Client) -> None:
     for name in "abcde":
-        await client.create(name)
+        await create(client, name)
     first = await client.ok("GET", f"{PODS}?limit=2")
-    await client.create("aa")
+    await create(client, "aa")
     await client.ok("DELETE", f"{PODS}/e")
     names = [item["metadata"]["name"] for item in first["items"]]
     token = first["metadata"]["continue"]
@@ -297,7 +274,7 @@ async def test_pages_show_one_moment_even_if_objects_change_in_between(client: C
 
 async def test_an_expired_page_token_is_gone(client: Client, embedded_api: ApiServer) -> None:
     for name in "abc":
-        await client.create(name)
+        await create(client, name)
     token = (await client.ok("GET", f"{PODS}?limit=1"))["metadata"]["continue"]
     embedded_api.expire()
     code, answer = await client("GET", f"{PODS}?limit=1&continue={token}")
@@ -305,7 +282,7 @@ async def test_an_expired_page_token_is_gone(client: Client, embedded_api: ApiSe
 
 
 async def test_a_table_has_kubectls_columns(client: Client) -> None:
-    await client.create("p")
+    await create(client, "p")
     answer = await client.ok("GET", PODS, Accept=TABLE)
     assert answer["kind"] == "Table"
     assert [column["name"] for column in answer["columnDefinitions"]][:5] == [
@@ -318,25 +295,25 @@ async def test_a_table_has_kubectls_columns(client: Client) -> None:
 
 
 async def test_a_watch_sends_the_present_state_then_changes(client: Client) -> None:
-    await client.create("a")
+    await create(client, "a")
     seen = await watch(client, f"{PODS}?watch=true")
     assert await seen.change() == ("ADDED", "a")
-    await client.create("b")
+    await create(client, "b")
     assert await seen.change() == ("ADDED", "b")
     await client.ok("DELETE", f"{PODS}/a")
     assert await seen.change() == ("DELETED", "a")
 
 
 async def test_a_watch_resumes_after_its_resource_version(client: Client) -> None:
-    await client.create("a")
+    await create(client, "a")
     version = (await client.ok("GET", PODS))["metadata"]["resourceVersion"]
-    await client.create("b")
+    await create(client, "b")
     seen = await watch(client, f"{PODS}?watch=true&resourceVersion={version}")
     assert await seen.change() == ("ADDED", "b")
 
 
 async def test_a_watch_with_a_selector_sees_objects_come_and_go(client: Client) -> None:
-    await client.create("a", labels={"on": "no"})
+    await create(client, "a", labels={"on": "no"})
     seen = await watch(client, f"{PODS}?watch=true&labelSelector=on%3Dyes")
     for value in ("yes", "no"):
         await client.ok(
@@ -347,8 +324,8 @@ async def test_a_watch_with_a_selector_sees_objects_come_and_go(client: Client) 
 
 
 async def test_a_watch_from_before_compaction_gets_410(client: Client, embedded_api: ApiServer) -> None:
-    await client.create("a")
-    await client.create("b")
+    await create(client, "a")
+    await create(client, "b")
     embedded_api.expire()
     seen = await watch(client, f"{PODS}?watch=true&resourceVersion=1")
     event = await seen.next()
@@ -382,12 +359,12 @@ async def test_dropped_watches_end_and_can_be_opened_again(client: Client, embed
     embedded_api.drop_watches()
     assert await seen.next() is None
     again = await watch(client, f"{PODS}?watch=true")
-    await client.create("a")
+    await create(client, "a")
     assert await again.change() == ("ADDED", "a")
 
 
 async def test_a_watch_can_be_a_table(client: Client) -> None:
-    await client.create("a")
+    await create(client, "a")
     seen = await watch(client, f"{PODS}?watch=true", Accept=TABLE)
     event = await seen.next()
     assert event["object"]["kind"] == "Table"
@@ -402,7 +379,7 @@ def binding(node: str = "n1", **metadata: Any) -> dict[str, Any]:
 
 
 async def test_a_binding_sets_node_annotations_and_labels_in_one_change(client: Client) -> None:
-    created = await client.create("p")
+    created = await create(client, "p")
     seen = await watch(client, f"{PODS}?watch=true&resourceVersion={created['metadata']['resourceVersion']}")
     body = binding(annotations={"hami.io/x": "1"}, labels={"hami.io/vgpu-node": "n1"})
     assert (await client("POST", f"{PODS}/p/binding", body))[0] == 201
@@ -425,7 +402,7 @@ async def test_a_binding_sets_node_annotations_and_labels_in_one_change(client: 
 async def test_a_bad_binding_changes_nothing(
     client: Client, body: dict[str, Any], code: int, text: str
 ) -> None:
-    before = await client.create("p")
+    before = await create(client, "p")
     got, answer = await client("POST", f"{PODS}/p/binding", body)
     assert got == code
     assert text in answer["message"]
@@ -433,7 +410,7 @@ async def test_a_bad_binding_changes_nothing(
 
 
 async def test_a_second_binding_is_a_conflict(client: Client) -> None:
-    await client.create("p")
+    await create(client, "p")
     await client.ok("POST", f"{PODS}/p/binding", binding("n1"))
     code, answer = await client("POST", f"{PODS}/p/binding", binding("n2"))
     assert code == 409
@@ -441,13 +418,13 @@ async def test_a_second_binding_is_a_conflict(client: Client) -> None:
 
 
 async def test_an_unbound_pod_is_deleted_at_once(client: Client) -> None:
-    await client.create("p")
+    await create(client, "p")
     await client.ok("DELETE", f"{PODS}/p")
     assert (await client("GET", f"{PODS}/p"))[0] == 404
 
 
 async def test_a_bound_pod_waits_for_its_kubelet(client: Client) -> None:
-    await client.create("p")
+    await create(client, "p")
     await client.ok("POST", f"{PODS}/p/binding", binding())
     marked = await client.ok("DELETE", f"{PODS}/p", {"gracePeriodSeconds": 7})
     assert marked["metadata"]["deletionGracePeriodSeconds"] == 7
@@ -457,7 +434,7 @@ async def test_a_bound_pod_waits_for_its_kubelet(client: Client) -> None:
 
 
 async def test_a_finalizer_keeps_the_object_until_it_is_removed(client: Client) -> None:
-    await client.create("p", finalizers=["example.com/wait"])
+    await create(client, "p", finalizers=["example.com/wait"])
     await client.ok("DELETE", f"{PODS}/p")
     assert (await client.ok("GET", f"{PODS}/p"))["metadata"]["deletionTimestamp"]
     merge = "application/merge-patch+json"
@@ -466,7 +443,7 @@ async def test_a_finalizer_keeps_the_object_until_it_is_removed(client: Client) 
 
 
 async def test_a_precondition_protects_a_younger_object_of_the_same_name(client: Client) -> None:
-    await client.create("p")
+    await create(client, "p")
     code, answer = await client("DELETE", f"{PODS}/p", {"preconditions": {"uid": "older"}})
     assert (code, answer["reason"]) == (409, "Conflict")
 
@@ -480,14 +457,14 @@ async def test_deleting_a_namespace_removes_what_is_in_it(client: Client) -> Non
 
 
 async def test_an_eviction_deletes_the_pod(client: Client) -> None:
-    await client.create("p")
+    await create(client, "p")
     await client.ok("POST", f"{PODS}/p/eviction", {"metadata": {"name": "p"}})
     assert (await client("GET", f"{PODS}/p"))[0] == 404
 
 
 async def test_a_collection_is_deleted_by_selector(client: Client) -> None:
-    await client.create("a", labels={"x": "1"})
-    await client.create("b")
+    await create(client, "a", labels={"x": "1"})
+    await create(client, "b")
     await client.ok("DELETE", f"{PODS}?labelSelector=x%3D1")
     assert [item["metadata"]["name"] for item in (await client.ok("GET", PODS))["items"]] == ["b"]
 
@@ -526,7 +503,7 @@ async def test_with_a_token_other_requests_are_unauthorized() -> None:
 
 
 async def test_a_stopped_server_keeps_its_objects(client: Client, embedded_api: ApiServer) -> None:
-    await client.create("p")
+    await create(client, "p")
     await embedded_api.stop()
     await embedded_api.start()
     again = Client(embedded_api.url, client.session)

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+from local_harness import Kubectl
 
 from hami.local.apiserver import ApiServer
 from hami.local.containers import Isolation
@@ -25,33 +26,6 @@ TABLE = ",".join(
      "application/json"]
 )  # fmt: skip
 STRATEGIC = "application/strategic-merge-patch+json"
-
-
-class Kubectl:
-    """The real kubectl as a process. ``run`` gives (exit status, stdout and stderr)."""
-
-    def __init__(self, program: str, kubeconfig: Path) -> None:
-        self._program = program
-        self._environment = {
-            "PATH": "/usr/bin:/bin",
-            "KUBECONFIG": str(kubeconfig),
-            "HOME": str(kubeconfig.parent),
-            "KUBECACHEDIR": str(kubeconfig.parent / "cache"),
-        }
-
-    async def run(self, *words: str) -> tuple[int, str]:
-        process = await asyncio.create_subprocess_exec(
-            self._program, *words, env=self._environment, stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        try:
-            async with asyncio.timeout(60.0):
-                output, _ = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise
-        return process.returncode or 0, output.decode()
 
 
 class StandIn:

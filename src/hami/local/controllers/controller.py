@@ -48,7 +48,8 @@ class Controller(ABC):
     def keys(self, storage_key: str, event: Event) -> Iterable[Key]:
         """What to look at again after ``event``."""
         if storage_key == self.resource.key:
-            return [(namespace_of(event.obj), name_of(event.obj))]
+            # Status is what controllers write themselves: to look again at once would be a tight loop.
+            return [(namespace_of(event.obj), name_of(event.obj))] if _beyond_status(event) else []
         if storage_key == PODS.key:
             return self.owner_keys(event)
         return []
@@ -103,6 +104,22 @@ class Controller(ABC):
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
+
+
+def _beyond_status(event: Event) -> bool:
+    """Whether something else than the status has changed."""
+    if event.previous is None or event.change != "MODIFIED":
+        return True
+    return _essence(event.previous) != _essence(event.obj)
+
+
+def _essence(obj: Object) -> tuple[Object, Object]:
+    metadata = {
+        field: value
+        for field, value in meta(obj).items()
+        if field not in ("resourceVersion", "managedFields")
+    }
+    return metadata, obj.get("spec") or {}
 
 
 class _Runner:

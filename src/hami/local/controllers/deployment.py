@@ -70,8 +70,10 @@ class DeploymentController(Controller):
             current = await self._create(deployment, old)
         elif current is not None and not paused:
             current = await self._make_newest(deployment, current, old)
-        if current is not None:
-            await self._scale_all(deployment, current, old, paused=paused)
+        if paused:
+            await self._scale_paused(deployment, current, old)
+        elif current is not None:
+            await self._scale_all(deployment, current, old)
             await self._note_revision(deployment, current)
         current, old = self._sets(deployment)
         now = self.clock()
@@ -152,15 +154,16 @@ class DeploymentController(Controller):
         changed, _ = await self.registry.update(REPLICASETS, namespace_of(current), name_of(current), change)
         return changed
 
-    async def _scale_all(
-        self, deployment: Object, current: Object, old: Sequence[Object], *, paused: bool
-    ) -> None:
+    async def _scale_paused(self, deployment: Object, current: Object | None, old: Sequence[Object]) -> None:
+        """No rollout; where a single ReplicaSet has pods, it follows ``replicas``."""
+        everything = [*old, *([current] if current is not None else [])]
+        active = [found for found in everything if _size(found).wanted] or everything[-1:]
+        if len(active) == 1:
+            await self._scale(deployment, active[0], int(deployment["spec"]["replicas"]))
+
+    async def _scale_all(self, deployment: Object, current: Object, old: Sequence[Object]) -> None:
         """One step towards ``replicas`` pods of the present template."""
         bounds = _bounds(deployment)
-        if paused:
-            if not any(_size(found).wanted for found in old):
-                await self._scale(deployment, current, bounds.replicas)
-            return
         if _strategy(deployment) == "Recreate":
             for found in old:
                 await self._scale(deployment, found, 0)

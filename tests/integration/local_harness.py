@@ -1,0 +1,139 @@
+"""What the tests of the embedded cluster share: clients, and a kubelet without processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from hami.local.apiserver import ApiServer
+from hami.local.objects import Object, clone, dig, meta, name_of, namespace_of, rfc3339
+from hami.local.registry import DeleteOptions
+from hami.local.resources import PODS
+from hami.local.store import Event
+
+
+class Client:
+    """Requests with decoded answers."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self.url = url
+        self.session = session
+        self.watches: list[aiohttp.ClientResponse] = []
+
+    async def __call__(
+        self, method: str, path: str, body: Any = None, content: str = "application/json", **headers: str
+    ) -> tuple[int, Any]:
+        data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        names = {name.replace("_", "-"): value for name, value in headers.items()}
+        if data is not None:
+            names["Content-Type"] = content
+        async with self.session.request(method, self.url + path, data=data, headers=names) as answer:
+            text = await answer.text()
+            return answer.status, json.loads(text) if text.startswith("{") else text
+
+    async def ok(self, method: str, path: str, body: Any = None, **options: str) -> Any:
+        code, answer = await self(method, path, body, **options)
+        assert code < 300, answer
+        return answer
+
+
+class Kubectl:
+    """The real kubectl as a process. ``run`` gives (exit status, stdout and stderr)."""
+
+    def __init__(self, program: str, kubeconfig: Path) -> None:
+        self._program = program
+        self._environment = {
+            "PATH": "/usr/bin:/bin",
+            "KUBECONFIG": str(kubeconfig),
+            "HOME": str(kubeconfig.parent),
+            "KUBECACHEDIR": str(kubeconfig.parent / "cache"),
+        }
+
+    async def run(self, *words: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            self._program, *words, env=self._environment, stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        try:
+            async with asyncio.timeout(60.0):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+            raise
+        return process.returncode or 0, output.decode()
+
+
+class ReadyKubelet:
+    """Stands for all kubelets and the scheduler: a pod is bound and Ready at once, and goes when deleted.
+
+    ``held``: values of the label ``app`` whose pods stay Pending.
+    """
+
+    def __init__(self, api: ApiServer, nodes: list[str]) -> None:
+        self.api = api
+        self.nodes = nodes
+        self.held: set[str] = set()
+        self._cancel = api.store.subscribe(self._observe)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def stop(self) -> None:
+        self._cancel()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _observe(self, key: str, event: Event) -> None:
+        if key == PODS.key and event.change != "DELETED":
+            task = asyncio.create_task(self._act(event.obj))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _act(self, seen: Object) -> None:
+        namespace, name = namespace_of(seen), name_of(seen)
+        pod = self.api.store.find(PODS, namespace, name)
+        if pod is None or meta(pod)["uid"] != meta(seen)["uid"]:
+            return
+        if meta(pod).get("deletionTimestamp"):
+            if meta(pod).get("deletionGracePeriodSeconds"):
+                await self.api.registry.delete(
+                    PODS, namespace, name, DeleteOptions({"gracePeriodSeconds": 0})
+                )
+            return
+        if not dig(pod, "spec", "nodeName"):
+            wanted = dig(
+                pod, "spec", "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution"
+            )
+            node = self.nodes[0]
+            if wanted:
+                node = wanted["nodeSelectorTerms"][0]["matchFields"][0]["values"][0]
+            self.api.registry.bind(namespace, name, {"target": {"name": node}})
+        elif (
+            dig(pod, "status", "phase") == "Pending"
+            and meta(pod).get("labels", {}).get("app") not in self.held
+        ):
+            await self.set_status(pod, "Running")
+
+    async def set_status(self, pod: Object, phase: str) -> None:
+        """Report ``phase``; Running pods are Ready."""
+        ready = {"type": "Ready", "status": "True" if phase == "Running" else "False",
+                 "lastTransitionTime": rfc3339(1.0)}  # fmt: skip
+
+        def change(current: Object) -> Object:
+            changed: Object = clone(current)
+            changed["status"] = {"phase": phase, "conditions": [ready], "podIP": "10.0.0.1"}
+            return changed
+
+        await self.api.registry.update(PODS, namespace_of(pod), name_of(pod), change, subresource="status")
+
+
+async def until(condition: Callable[[], Any], limit_s: float = 20.0) -> None:
+    """Wait until ``condition()`` is true; fails the test after ``limit_s``."""
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110 - the condition is on objects of the API
+            await asyncio.sleep(0.01)
