@@ -37,6 +37,8 @@ class FakePlugin:
         self.allocated: list[list[str]] = []
         self.pre_started: list[list[str]] = []
         self.refuse = ""
+        self.proceed = asyncio.Event()
+        self.proceed.set()
         self.health = {f"gpu-{index}": "Healthy" for index in range(4)}
         self._update = asyncio.Event()
         self._server: Any = None
@@ -86,6 +88,7 @@ class FakePlugin:
             await context.abort(grpc.StatusCode.UNKNOWN, self.refuse)
         devices = list(request.container_requests[0].devices_ids)
         self.allocated.append(devices)
+        await self.proceed.wait()
         answer = pb.ContainerAllocateResponse(
             envs={"GPU_IDS": ",".join(devices), "GPU_CACHE": "/hami-test/data/cache"},
             mounts=[pb.Mount(container_path="/hami-test/data", host_path=str(self.host), read_only=False)],
@@ -303,6 +306,18 @@ async def test_after_a_kubelet_restart_grants_stand_and_the_plugin_can_come_back
     pod = await node.phase("q", "Failed")
     assert "Requested: 2, Available: 1" in dig(pod, "status", "message")
     assert dig(node.pod("p"), "status", "phase") == "Running"
+
+
+async def test_a_kubelet_restart_during_an_allocation_fails_the_pod_with_a_reason(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    node.plugin.proceed.clear()
+    await node.run("p", "true", gpus=1)
+    await node.until(lambda: bool(node.plugin.allocated))
+    await node.kubelet.restart()
+    node.plugin.proceed.set()
+    pod = await node.phase("p", "Failed")
+    assert "code = Canceled desc = grpc: the client connection is closing" in dig(pod, "status", "message")
 
 
 async def test_init_containers_run_in_order_before_the_others(node: Node) -> None:

@@ -127,7 +127,7 @@ class DeviceManager:
                 continue
             request = pb.PreStartContainerRequest(devices_ids=list(grant.device_ids))
             try:
-                await plugin.stub.PreStartContainer(request, timeout=_CALL_TIMEOUT_S)
+                await _answered(plugin.stub.PreStartContainer(request, timeout=_CALL_TIMEOUT_S))
             except grpc.aio.AioRpcError as error:
                 raise AllocationRefusedError(
                     f"device plugin PreStartContainer rpc failed with err: {rpc_text(error)}"
@@ -161,7 +161,7 @@ class DeviceManager:
             container_requests=[pb.ContainerAllocateRequest(devices_ids=list(chosen))]
         )
         try:
-            answer = await plugin.stub.Allocate(request, timeout=_CALL_TIMEOUT_S)
+            answer = await _answered(plugin.stub.Allocate(request, timeout=_CALL_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
             raise AllocationRefusedError(f"{rpc_text(error)}, which is unexpected") from error
         if len(answer.container_responses) != 1:
@@ -180,7 +180,7 @@ class DeviceManager:
             ]
         )
         try:
-            answer = await plugin.stub.GetPreferredAllocation(request, timeout=_CALL_TIMEOUT_S)
+            answer = await _answered(plugin.stub.GetPreferredAllocation(request, timeout=_CALL_TIMEOUT_S))
         except grpc.aio.AioRpcError as error:
             raise AllocationRefusedError(f"{rpc_text(error)}, which is unexpected") from error
         if not answer.container_responses:
@@ -260,6 +260,20 @@ class _Registration:
         except ValueError as error:
             await context.abort(grpc.StatusCode.UNKNOWN, str(error))
         return pb.Empty()
+
+
+async def _answered(call: Any) -> Any:
+    """The answer of a plugin. grpc cancels a call whose channel is closed (the plugin has registered anew);
+    the caller is not cancelled by that and is told what Go's client says."""
+    try:
+        return await call
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise AllocationRefusedError(
+            "rpc error: code = Canceled desc = grpc: the client connection is closing, which is unexpected"
+        ) from None
 
 
 def rpc_text(error: Any) -> str:

@@ -112,6 +112,8 @@ class ApiFaults:
                 await asyncio.sleep(self._rng.random() * storm.slow_s)
                 return None
             case "garbage":
+                if kind == WRITE:
+                    await self._let_it_land(request)
                 return web.Response(body=b'{"kind": "Pod", "metad', content_type="application/json")
             case "landed" if kind == WRITE:
                 await self._let_it_land(request)

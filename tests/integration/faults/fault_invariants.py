@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from hami.local.apiserver import ApiServer
 from hami.local.cluster import Cluster, SimulatedNode
 from hami.local.objects import Object, annotations_of, dig, meta, name_of
 from hami.local.resources import EVENTS, NODES, PODS
@@ -73,13 +74,13 @@ def uses(pods: Iterable[Object]) -> dict[str, Use]:
 class Ledger:
     """Listens to the store and notes every moment at which a card is promised more than it has."""
 
-    cluster: Cluster
+    api: ApiServer
     broken: list[str] = field(default_factory=list)
     changes: int = 0
     _cards: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def watch(self) -> Any:
-        return self.cluster.api.store.subscribe(self._see)
+        return self.api.store.subscribe(self._see)
 
     def _see(self, key: str, event: Any) -> None:
         if key == "nodes":
@@ -89,9 +90,9 @@ class Ledger:
             self._judge()
 
     def _judge(self) -> None:
-        for node in self.cluster.api.store.list(NODES):
+        for node in self.api.store.list(NODES):
             self._learn(node)
-        for uuid, use in uses(self.cluster.api.store.list(PODS)).items():
+        for uuid, use in uses(self.api.store.list(PODS)).items():
             if (card := self._cards.get(uuid)) is None:
                 self._note(f"card {uuid} is given to a pod and was never registered")
             elif (

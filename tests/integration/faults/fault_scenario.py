@@ -12,11 +12,11 @@ import random
 import signal
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fault_api import READ, WATCH, WRITE, ApiFaults, Trap
+from fault_api import READ, WATCH, WRITE, ApiFaults, Storm, Trap
 from fault_invariants import Ledger, faults, is_live
 
 from hami.local.cluster import Cluster, ClusterConfig, GpuNode, default_native
@@ -27,9 +27,14 @@ from hami.local.registry import DeleteOptions
 from hami.local.resources import PODS
 
 SETTLE_S = 90.0
+RUN_S = 330.0
 STEPS = 24
 NODES = (GpuNode("n1", cards=2), GpuNode("n2", cards=1))
-_WEIGHTS = {"create": 12, "delete": 3, "kill": 3, "trap": 4, "kubelet": 1, "process": 1, "api": 1}
+CRASHES = {"create": 12, "delete": 3, "kill": 3, "trap": 4, "kubelet": 1, "process": 1, "api": 1}
+STORMS = {"create": 12, "delete": 4, "api": 4}
+EVERYBODY = frozenset(
+    {"scheduler"} | {f"{node.name}-{role}" for node in NODES for role in ("plugin", "monitor")}
+)
 
 
 class RunFailedError(AssertionError):
@@ -43,6 +48,7 @@ class Report:
     seed: int
     actions: Counter[str] = field(default_factory=Counter)
     phases: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
     log: list[str] = field(default_factory=list)
     settled_s: float = 0.0
 
@@ -54,24 +60,40 @@ def cluster_config() -> ClusterConfig:
 class Run:
     """Runs the scenario of ``seed`` on a cluster that is at rest and empty, and leaves it so."""
 
-    def __init__(self, cluster: Cluster, seed: int, *, steps: int = STEPS) -> None:
+    def __init__(
+        self, cluster: Cluster, seed: int, weights: Mapping[str, int], *, steps: int = STEPS
+    ) -> None:
         self.report = Report(seed)
         self._cluster = cluster
         self._rng = random.Random(seed)
+        self._weights = weights
         self._steps = steps
         self._api = ApiFaults(cluster.api, self._rng)
-        self._ledger = Ledger(cluster)
+        self._ledger = Ledger(cluster.api)
         self._down: dict[str, asyncio.Task[None]] = {}
         self._made = 0
         self._began = time.monotonic()
 
     async def go(self) -> Report:
         """Raises :class:`RunFailedError` with the seed and all that happened."""
+        task = asyncio.create_task(self._go())
+        done, _ = await asyncio.wait({task}, timeout=RUN_S)
+        if not done:
+            stuck = _stacks()
+            task.cancel()
+            await asyncio.wait({task}, timeout=SETTLE_S)
+            raise self._failed(f"the run did not end within {RUN_S:g} s", stuck)
+        return await task
+
+    async def _go(self) -> Report:
         cancel = self._ledger.watch()
+        if self._weights is STORMS:
+            self._api.storm = Storm(EVERYBODY)
         try:
             for _ in range(self._steps):
                 await self._step()
                 await asyncio.sleep(self._rng.random() * 0.25)
+            self.report.faults.update(self._api.counts)
             self._api.quiet()
             await asyncio.gather(*self._down.values())
             await self._settle("after the faults")
@@ -89,7 +111,7 @@ class Run:
     # --- steps ---------------------------------------------------------------------------------------------
 
     async def _step(self) -> None:
-        kind = self._rng.choices(list(_WEIGHTS), list(_WEIGHTS.values()))[0]
+        kind = self._rng.choices(list(self._weights), list(self._weights.values()))[0]
         steps: dict[str, Callable[[], Awaitable[str]]] = {
             "create": self._create,
             "delete": self._delete,
@@ -315,3 +337,16 @@ class Run:
             lines.append(f"node {node.config.name}: {dig(node.kubelet.node(), 'metadata', 'annotations')}")
         lines.append(f"logs: {self._cluster.logs}")
         return RunFailedError("\n".join(lines))
+
+
+def _stacks() -> list[str]:
+    """Where every task of this process stands: its chain of coroutines."""
+    lines: list[str] = []
+    for task in asyncio.all_tasks():
+        chain: list[str] = []
+        at: Any = task.get_coro()
+        while at is not None and (frame := getattr(at, "cr_frame", None)) is not None:
+            chain.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
+            at = at.cr_await
+        lines.append(f"{task.get_name()}: {' > '.join(chain)} > {at!r}"[:600])
+    return sorted(lines)
