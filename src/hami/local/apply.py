@@ -19,6 +19,7 @@ from hami.local.resources import Resource
 
 FIRST = "before-first-apply"
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
+_IDENTITY = ("kind", "apiVersion")
 _MAX_MANAGER = 128
 _MAX_UPDATERS = 10  # entries of older updates beyond this are merged into one
 
@@ -91,7 +92,9 @@ class Applier:
             raise bad_request("metadata is not an object")
         if meta(obj).get("managedFields"):
             raise bad_request("metadata.managedFields must be nil")
-        if self._resource.has_status and self._subresource != "status":
+        if self._subresource == "status":
+            obj = {field: obj[field] for field in (*_IDENTITY, "metadata", "status") if field in obj}
+        elif self._resource.has_status:
             obj.pop("status", None)
         return obj
 
@@ -145,9 +148,6 @@ class Applier:
             and field_sets.value_at(kind, last, path) == field_sets.value_at(kind, current, path)
             for _, path in conflicts
         )
-
-
-_IDENTITY = ("kind", "apiVersion")
 
 
 def track_update(

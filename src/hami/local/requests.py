@@ -19,14 +19,20 @@ _MAX_MANAGER = 128
 
 
 def view(request: web.Request) -> tuple[str, str]:
-    """(``Table``, ``Metadata`` or ``Object``; what table rows carry): the first known media type wins."""
-    for media in request.headers.get("Accept", "").split(","):
+    """(``Table``, ``Metadata`` or ``Object``; what table rows carry): the first known media type wins.
+
+    Raises 406 where the client takes no JSON.
+    """
+    accepted = request.headers.get("Accept", "")
+    understood = not accepted.strip()
+    for media in accepted.split(","):
         parameters = {
             key.strip(): value.strip()
             for key, _, value in (part.partition("=") for part in media.split(";")[1:])
         }
-        if media.split(";")[0].strip() not in ("application/json", "*/*", ""):
+        if media.split(";")[0].strip() not in ("application/json", "application/*", "*/*", ""):
             continue
+        understood = True
         if parameters.get("as") == "Table" and parameters.get("g") == "meta.k8s.io":
             if parameters.get("v") == "v1":
                 return "Table", request.query.get("includeObject", "Metadata")
@@ -34,6 +40,11 @@ def view(request: web.Request) -> tuple[str, str]:
         if parameters.get("as", "").startswith("PartialObjectMetadata"):
             return "Metadata", ""
         break
+    if not understood:
+        raise ApiError(
+            406, "NotAcceptable",
+            f"only application/json is served, which the Accept header does not allow: {accepted[:200]}",
+        )  # fmt: skip
     return "Object", ""
 
 
