@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import shutil
 import signal
 import socket
 import stat
 import tempfile
-import time
 import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -206,9 +204,7 @@ async def test_a_tick_that_dies_ends_the_monitor_with_its_error(
     monkeypatch.setattr(monitor_process.Monitor, "tick", die)
     running = RunningMonitor(folder, "n1", monkeypatch)
     with pytest.raises(ArithmeticError, match="a bug"):
-        async with running:
-            assert running.task is not None
-            await asyncio.wait({running.task})
+        await monitor_process.run_monitor(running.config)
 
 
 # ---- device plugin -----------------------------------------------------------------------------------------
@@ -293,7 +289,7 @@ async def test_d21_the_plugin_does_not_start_with_a_changed_library(
     with pytest.raises(LibraryError, match="missing"):
         await plugin_process.run_device_plugin(config)
     placed = install(source, config.options.paths)
-    Path(placed.library_candidates[0]).write_bytes(b"librarY")
+    (folder / "root" / placed.library_candidates[0]).write_bytes(b"librarY")
     with pytest.raises(LibraryError, match="SHA-256"):
         await plugin_process.run_device_plugin(config)
     source.unlink()

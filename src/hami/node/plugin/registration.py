@@ -53,12 +53,11 @@ class Registrar:
         backoff = Backoff(*_BACKOFF_S, self._rng)
         while True:
             delay = self._interval_s * (1 + _JITTER * (2 * self._rng.random() - 1))
-            seen = self._board.version
             try:
                 seen = await self.once()
                 backoff.reset()
             except (KubeError, NvmlError, ProtocolError) as error:
-                delay = backoff.next()
+                delay, seen = backoff.next(), self._board.version
                 log.warning("register.failed", extra={"cause": str(error), "retry_s": round(delay, 1)})
             try:
                 async with asyncio.timeout(delay):
