@@ -10,11 +10,14 @@ from typing import Any
 
 import aiohttp
 
+from hami.local import spdy
 from hami.local.apiserver import ApiServer
 from hami.local.objects import Object, clone, dig, meta, name_of, namespace_of, rfc3339
 from hami.local.registry import DeleteOptions
 from hami.local.resources import PODS
 from hami.local.store import Event
+
+TUNNEL = "SPDY/3.1+portforward.k8s.io"
 
 
 class Client:
@@ -67,6 +70,45 @@ class Kubectl:
             await process.wait()
             raise
         return process.returncode or 0, output.decode()
+
+
+class Tunnel:
+    """The client's side of SPDY in a WebSocket, as kubectl has it."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket = socket
+        self.connection = spdy.SpdyConnection()
+        self.data: dict[int, bytes] = {}
+        self.ended: set[int] = set()
+        self._next = 1
+
+    async def connect(self, port: int, request_id: str) -> tuple[int, int]:
+        """Open the error and the data stream of one connection."""
+        opened = []
+        for kind in ("error", "data"):
+            stream, self._next = self._next, self._next + 2
+            names = {"streamType": kind, "port": str(port), "requestID": request_id}
+            await self.socket.send_bytes(self.connection.open(stream, names))
+            self.data[stream] = b""
+            opened.append(stream)
+        await self.socket.send_bytes(self.connection.data(opened[0], b"", last=True))
+        return opened[0], opened[1]
+
+    async def send(self, stream: int, data: bytes, *, last: bool = False) -> None:
+        await self.socket.send_bytes(self.connection.data(stream, data, last=last))
+
+    async def until_ended(self, *streams: int) -> None:
+        async with asyncio.timeout(15.0):
+            while not set(streams) <= self.ended:
+                message = await self.socket.receive()
+                assert message.type is aiohttp.WSMsgType.BINARY, message
+                for event in self.connection.receive(message.data):
+                    if isinstance(event, spdy.Data):
+                        self.data[event.stream] += event.data
+                        if event.last:
+                            self.ended.add(event.stream)
+                    elif isinstance(event, spdy.Reset):
+                        self.ended.add(event.stream)
 
 
 class ReadyKubelet:
