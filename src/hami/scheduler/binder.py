@@ -100,6 +100,7 @@ class Binder:
         self._clock = clock
         self._sleep = sleep
         self._settling: dict[str, asyncio.Task[Result]] = {}
+        self._locking: set[str] = set()  # pod uids whose node lock is being taken
         self._acquired: dict[str, str] = {}  # pod uid -> lock text written for it, until the outcome is known
         self._notes: OrderedDict[str, PodNote] = OrderedDict()
 
@@ -135,7 +136,13 @@ class Binder:
             self._state.binding_refused(args.pod_uid)
             self._events.binding_failed(pod_of(reservation), f"failed to get node {args.node}")
             return f'node "{args.node}" not found'
-        failure = await self._lock(reservation, node)
+        if args.pod_uid in self._locking:  # two attempts would release each other's lock
+            return _under_way(reservation)
+        self._locking.add(args.pod_uid)
+        try:
+            failure = await self._lock(reservation, node)
+        finally:
+            self._locking.discard(args.pod_uid)
         if failure:
             self._events.binding_failed(pod_of(reservation), failure)
             return failure
@@ -226,7 +233,7 @@ class Binder:
     async def _answer_of_settling(self, reservation: Reservation) -> str:
         task = self._settling.get(reservation.uid)
         if task is None:
-            return f"a Binding of pod {reservation.namespace}/{reservation.name} is under way"
+            return _under_way(reservation)
         done, _ = await asyncio.wait({task}, timeout=self._settings.answer_within_s)
         if not done:
             return (
@@ -386,3 +393,7 @@ def _stays(key: str) -> bool:
 
 def _name(reservation: Reservation) -> str:
     return f"{reservation.namespace}/{reservation.name}"
+
+
+def _under_way(reservation: Reservation) -> str:
+    return f"a Binding of pod {_name(reservation)} is under way"

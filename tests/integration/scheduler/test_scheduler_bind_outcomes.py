@@ -222,6 +222,16 @@ async def test_a_bind_for_another_node_or_a_recreated_pod_is_stale(world: Any) -
     assert await world.bind(old, "n1") == "stale bind request"
 
 
+async def test_of_two_binds_at_once_one_binds_and_the_lock_stays_for_the_plugin(world: Any) -> None:
+    pod = await placed(world)
+    fault = Fault(world)
+    answers = await asyncio.gather(world.bind(pod, "n1"), world.bind(pod, "n1"))
+    assert sorted(answers) == ["", "a Binding of pod default/p is under way"]
+    assert fault.bindings == 1
+    assert str(await node_lock(world)).endswith(",default,p")
+    assert world.used_mib("n1") == [1000]
+
+
 async def test_a_second_filter_replaces_the_first_decision(world: Any) -> None:
     pod = await placed(world)
     await world.add_node("n2")
