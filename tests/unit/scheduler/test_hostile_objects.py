@@ -66,6 +66,18 @@ odd_card = st.fixed_dictionaries(
         "migProfiles": profiles | anything,
     },
 )
+small = st.integers(0, 3)
+good_profiles = st.lists(
+    st.fixed_dictionaries(
+        {
+            "name": st.sampled_from(["1g.5gb", "x"]),
+            "memoryMB": st.sampled_from([0, 4000, -5]),
+            "core": st.sampled_from([0, 14, -5]),
+            "placements": st.lists(st.fixed_dictionaries({"start": small, "size": small}), max_size=3),
+        }
+    ),
+    max_size=2,
+)
 good_card = st.fixed_dictionaries(
     {
         "id": st.sampled_from(["GPU-0", "GPU-1"]),
@@ -76,10 +88,15 @@ good_card = st.fixed_dictionaries(
         "numa": st.integers(-3, 3),
         "mode": st.sampled_from(["mig", "hami-core", ""]),
         "health": st.just(True),
-        "migProfiles": profiles,
+        "migProfiles": good_profiles,
     }
 )
-registers = st.lists(good_card | odd_card, max_size=3).map(json.dumps) | anything.map(json.dumps) | words
+registers = (
+    st.lists(good_card, min_size=2, max_size=2).map(json.dumps)
+    | st.lists(good_card | odd_card, max_size=3).map(json.dumps)
+    | anything.map(json.dumps)
+    | words
+)
 quantities = st.sampled_from(["0", "1", "10", "-5", "1e3", "1Ei", "500m", "garbage", "9" * 40, "1e400"])
 node_objects = st.fixed_dictionaries(
     {
@@ -102,9 +119,7 @@ node_objects = st.fixed_dictionaries(
         ),
     }
 )
-amounts = st.sampled_from(
-    ["0", "1", "-1", "8000", "2147483647", "-2147483648", "2147483648", " 1", "1_0", "x"]
-)
+amounts = st.sampled_from(["0", "1", "8000", "-1", "-8000", "2147483647", "-2147483648", "2147483648", "x"])
 pieces = st.tuples(st.sampled_from(["GPU-0", "GPU-1", "foreign", "", "GPU-0[1-2]"]), words, amounts, amounts)
 slots = st.lists(pieces.map(",".join), max_size=3).map(":".join)
 allocations = st.lists(slots, max_size=4).map(lambda some: ";".join(some) + ";") | words
@@ -156,6 +171,13 @@ pod_annotations = st.fixed_dictionaries(
         "nvidia.com/vgpu-mode": words,
     },
 )
+held = st.tuples(st.sampled_from(["GPU-0", "GPU-1"]), st.just("NVIDIA"), amounts, amounts).map(",".join)
+holding = st.fixed_dictionaries(
+    {
+        "hami.io/vgpu-node": st.sampled_from(NODES),
+        ALLOCATED: st.lists(held, min_size=1, max_size=3).map(lambda some: ":".join(some) + ";"),
+    }
+)
 pod_objects = st.builds(
     lambda name, apps, inits, annotations, node, phase, space: {
         "metadata": {"name": name, "namespace": space, "uid": f"uid-{name}", "annotations": annotations},
@@ -165,7 +187,7 @@ pod_objects = st.builds(
     st.sampled_from(PODS),
     st.lists(containers, min_size=1, max_size=3),
     st.lists(containers, max_size=2),
-    pod_annotations,
+    pod_annotations | holding,
     st.sampled_from([None, *NODES, "gone"]),
     st.sampled_from(["Pending", "Running", "Succeeded", "Odd"]),
     st.sampled_from(["a", "b"]),
