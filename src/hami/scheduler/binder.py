@@ -223,6 +223,12 @@ class Binder:
             self._state.binding_refused(uid)
             await self._release(reservation)
             return NOT_LEADER
+        if changed := self._state.outgrown(uid):
+            self._state.binding_refused(uid)
+            await self._release(reservation)
+            text = f"{changed}, pod {_name(reservation)} will be scheduled again"
+            self._events.binding_failed(pod_of(reservation), text)
+            return text
         reservation = self._state.binding_started(uid)
         annotations = reservation.binding_annotations(self._clock())
         task = asyncio.create_task(self._drive(reservation, annotations))

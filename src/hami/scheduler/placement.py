@@ -72,6 +72,27 @@ def fit_node(node: Node, request: PodRequest, quotas: Mapping[str, QuotaView]) -
     return NodeFit(chosen, _bonus(node, request, chosen))
 
 
+def outgrown(node: Node, allocations: Mapping[str, Allocation]) -> str:
+    """Why an allocation that is counted on `node` is not there any more for it; empty: it still fits.
+
+    Another scheduler's pod may have come to a card after it was chosen, or the card may have gone or shrunk.
+    """
+    for word, allocation in allocations.items():
+        there = node.vendors.get(word)
+        for device in (device for slot in allocation for device in slot):
+            at = None if there is None else there.position.get(device.uuid)
+            if there is None or at is None:
+                return f"card {device.uuid} is not registered any more"
+            info, used, rules = there.cards[at].info, there.cards[at].used, there.profile.rules
+            if (
+                ("slots" in rules.checks and used.slots > info.count)
+                or ("memory" in rules.checks and rules.record_mem is None and used.mem > info.devmem)
+                or ("cores" in rules.checks and used.cores > info.devcore)
+            ):
+                return f"card {device.uuid} has been given to other pods"
+    return ""
+
+
 def has_bonus(profiles: Mapping[str, VendorProfile], request: PodRequest) -> bool:
     """Whether a node's score depends on the cards chosen."""
     return any(profiles[word].hooks.node_bonus is not None for word in request.vendors)

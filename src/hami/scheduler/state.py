@@ -34,7 +34,7 @@ from hami.scheduler.answers import (
 from hami.scheduler.inventory import Inventory, fingerprint_of
 from hami.scheduler.masks import Mask, MaskCache, may_fit
 from hami.scheduler.nodes import Node, facts_of
-from hami.scheduler.placement import NodeFit, fit_node
+from hami.scheduler.placement import NodeFit, fit_node, outgrown
 from hami.scheduler.pods import Charge, PodFacts, read_pod
 from hami.scheduler.registration import Registry, RegistryMemory, Seen
 from hami.scheduler.requests import effective_amount, parse_pod
@@ -260,6 +260,15 @@ class ClusterState:
         """The open reservation of a pod."""
         found = self._open.get(uid)
         return None if found is None else found[0]
+
+    def outgrown(self, uid: str) -> str:
+        """Why the pod's reservation must not be bound any more; empty if all it holds is still there for it.
+        KeyError without one."""
+        reservation = self._open[uid][0]
+        node = self._world.table.by_name.get(reservation.node)
+        if node is None:
+            return f"node {reservation.node} is not registered any more"
+        return outgrown(node, reservation.allocations)
 
     def release(self, uid: str) -> Reservation | None:
         """Drop the pod's reservation, whatever its phase, and return it. No-op without one."""
