@@ -44,8 +44,8 @@ class MigProfile(msgspec.Struct, frozen=True, rename={"memory_mib": "memoryMB", 
     """One NVIDIA MIG profile a card offers. ``core`` is percent of the largest profile, rounded up."""
 
     name: str = ""
-    memory_mib: _Int32 = 0
-    core: _Int32 = 0
+    memory_mib: _Unsigned = 0
+    core: _Unsigned = 0
     slice_count: _Unsigned = 0
     placements: Annotated[tuple[MigPlacement, ...], msgspec.Meta(max_length=MAX_MIG_PARTS)] = ()
 

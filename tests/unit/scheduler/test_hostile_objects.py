@@ -71,8 +71,8 @@ good_profiles = st.lists(
     st.fixed_dictionaries(
         {
             "name": st.sampled_from(["1g.5gb", "x"]),
-            "memoryMB": st.sampled_from([0, 4000, -5]),
-            "core": st.sampled_from([0, 14, -5]),
+            "memoryMB": st.sampled_from([0, 4000, 2**31 - 1]),
+            "core": st.sampled_from([0, 14, 2**31 - 1]),
             "placements": st.lists(st.fixed_dictionaries({"start": small, "size": small}), max_size=3),
         }
     ),

@@ -68,6 +68,13 @@ def test_a_card_with_too_many_mig_profiles_or_placements_is_dropped(member: str)
         decode_json(json.dumps([{"id": "a", "count": 1, "migProfiles": profiles}]), "NVIDIA")
 
 
+@pytest.mark.parametrize("member", ["memoryMB", "core", "sliceCount"])
+def test_a_card_with_a_negative_mig_profile_is_dropped(member: str) -> None:
+    profile = {"name": "p", member: -1, "placements": [{"start": 0, "size": 1}]}
+    with pytest.raises(DevicesMalformed, match="no usable device"):
+        decode_json(json.dumps([{"id": "a", "count": 1, "migProfiles": [profile]}]), "NVIDIA")
+
+
 def test_reservations_keep_their_order_whatever_their_number(lab: Any) -> None:
     def reservation(slot: int, position: int, card: str, start: int) -> dict[str, Any]:
         return {
