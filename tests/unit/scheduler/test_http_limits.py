@@ -10,7 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from hami.cli import scheduler as cli
 from hami.scheduler import server
 from hami.scheduler.edge import scheduler_routes
 from hami.scheduler.server import Application, empty, is_loopback, listen, serve
@@ -212,3 +214,13 @@ async def test_other_hosts_get_dry_runs_and_reviews_only(
 
     assert {path: await ask(path) for path in expected} == expected
     assert await ask("/webhook") == 400
+
+
+@pytest.mark.parametrize(("flags", "remote"), [([], False), (["--remote-extender"], True)])
+def test_other_hosts_may_bind_only_when_the_flag_says_so(
+    monkeypatch: pytest.MonkeyPatch, flags: list[str], remote: bool
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(cli, "_run", lambda given: seen.append(cli._settings(given, {}).remote_extender))
+    result = CliRunner().invoke(cli.command, ["--device-config-file", "x", *flags], catch_exceptions=False)
+    assert (result.exit_code, seen) == (0, [remote])
