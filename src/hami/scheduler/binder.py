@@ -186,6 +186,10 @@ class Binder:
             else:
                 acquired = await self._locks.acquire(reservation.node, owner)
         except LockContention as error:
+            if error.unbound is not None and not self._holds_room(error.unbound):
+                # Nobody is binding the holder: whoever was has died, and it will come back for its lock. The
+                # room that we hold here may be what it waits for, as we wait for its lock.
+                self._state.binding_refused(reservation.uid)
             return str(error)
         except LockFailed as error:
             if error.written:
@@ -195,6 +199,11 @@ class Binder:
         if acquired:
             self._acquired[reservation.uid] = acquired
         return ""
+
+    def _holds_room(self, pod: LockOwner) -> bool:
+        return any(
+            (one.namespace, one.name) == (pod.namespace, pod.name) for one in self._state.reservations()
+        )
 
     async def _release(self, reservation: Reservation) -> None:
         text = self._acquired.pop(reservation.uid, "")

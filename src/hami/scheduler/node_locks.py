@@ -46,7 +46,11 @@ _CONTENTION_BACKOFF_S = (0.1, 1.0)
 
 
 class LockContention(HamiError):  # noqa: N818
-    """The lock is held by another pod."""
+    """The lock is held by another pod; ``unbound`` is that pod if it is not bound to any node yet."""
+
+    def __init__(self, message: str, unbound: LockOwner | None = None) -> None:
+        super().__init__(message)
+        self.unbound = unbound
 
 
 class LockFailed(HamiError):  # noqa: N818
@@ -77,6 +81,7 @@ class NodeLocks:
         self._rng = rng or random.Random()  # noqa: S311 -- jitter, not a secret
         self._sights: dict[str, Sight] = {}
         self._serial: dict[str, asyncio.Lock] = {}
+        self._unbound: dict[str, LockOwner] = {}  # holders that the last run on a node saw waiting
 
     async def acquire(self, node: str, owner: LockOwner) -> str:
         """Take the lock; the lock text this call wrote, empty when the pod held it already.
@@ -84,10 +89,11 @@ class NodeLocks:
         Raises ``LockContention`` or ``LockFailed``.
         """
         async with self._of(node):
+            self._unbound.pop(node, None)
             machine = Acquire(node, owner, self._timeout_s, self._sights.get(node))
             end = await self._run(node, machine)
         if isinstance(end, Contention):
-            raise LockContention(end.message)
+            raise LockContention(end.message, self._unbound.get(node))
         if isinstance(end, Failed):
             raise LockFailed(end.message, end.written)
         return end.acquired
@@ -105,7 +111,8 @@ class NodeLocks:
                     await asyncio.sleep(max(0.0, deadline - time.monotonic()))
                     raise LockContention(
                         f"timed out after {format_duration(retry_s)} waiting for node {node} to be unlocked: "
-                        "node lock contention"
+                        "node lock contention",
+                        contention.unbound,
                     ) from contention
                 await asyncio.sleep(wait)
 
@@ -120,6 +127,7 @@ class NodeLocks:
     def forget(self, node: str) -> None:
         """The node was deleted."""
         self._sights.pop(node, None)
+        self._unbound.pop(node, None)
         lock = self._serial.get(node)
         if lock is not None and not lock.locked():
             del self._serial[node]
@@ -145,7 +153,7 @@ class NodeLocks:
             case GetNode():
                 return await self._read_node(node)
             case GetPod():
-                return await self._read_holder(action.owner)
+                return await self._read_holder(node, action.owner)
             case PatchNode():
                 return await self._patch(node, action)
             case Sleep():
@@ -164,9 +172,12 @@ class NodeLocks:
             return ReadFailed(str(error))
         return NodeRead(node.annotations.get(NODE_LOCK), node.resource_version)
 
-    async def _read_holder(self, owner: LockOwner) -> LockEvent:
+    async def _read_holder(self, node: str, owner: LockOwner) -> LockEvent:
         try:
-            return PodRead(await self._client.get(PODS, owner.name, Pod, namespace=owner.namespace))
+            pod = await self._client.get(PODS, owner.name, Pod, namespace=owner.namespace)
+            if not pod.node_name:
+                self._unbound[node] = owner
+            return PodRead(pod)
         except NotFound:
             return PodMissing()
         except (KubeError, ValueError) as error:

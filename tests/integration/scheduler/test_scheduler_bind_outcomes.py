@@ -256,12 +256,38 @@ async def hold_lock(world: Any, owner: str) -> str:
 async def test_a_lock_of_a_live_pod_fails_the_bind_at_once_and_stays(world: Any) -> None:
     pod = await placed(world)
     await world.add_pod("holder")
+    body = {"metadata": {"name": "holder"}, "target": {"kind": "Node", "name": "n1"}}
+    await world.request("POST", "/api/v1/namespaces/default/pods/holder/binding", body)
     text = await hold_lock(world, "holder")
     fault = Fault(world)
     assert "node lock contention" in await world.bind(pod, "n1")
     assert fault.bindings == 0
     assert await node_lock(world) == text
     assert world.used_mib("n1") == [1000], "the reservation stays, kube-scheduler filters again"
+
+
+async def test_a_lock_whose_holder_lost_its_reservation_does_not_stop_the_node(world: Any) -> None:
+    """A scheduler was killed between lock and Binding; meanwhile another pod took the holder's room."""
+    await world.add_node("n1")
+    holder, pod = await world.add_pod("holder", mem=5000), await world.add_pod("p", mem=5000)
+    text = await hold_lock(world, "holder")
+    assert (await world.filter(pod, "n1"))["NodeNames"] == ["n1"]
+    assert not (await world.filter(holder, "n1"))["NodeNames"], "p has its room"
+    assert "node lock contention" in await world.bind(pod, "n1")
+    assert free(world), "p lets go of the room: its lock is what p waits for"
+    assert (await world.filter(holder, "n1"))["NodeNames"] == ["n1"]
+    assert await world.bind(holder, "n1") == ""
+    assert await node_lock(world) == text
+
+
+async def test_a_lock_whose_holder_is_being_bound_leaves_the_reservation(world: Any) -> None:
+    await world.add_node("n1")
+    holder, pod = await world.add_pod("holder"), await world.add_pod("p")
+    for one in (holder, pod):
+        await world.filter(one, "n1")
+    await hold_lock(world, "holder")
+    assert "node lock contention" in await world.bind(pod, "n1")
+    assert world.used_mib("n1") == [2000]
 
 
 async def test_a_lock_of_a_pod_that_is_gone_is_taken_over(world: Any) -> None:
