@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,19 @@ from hami.kube.errors import ServerError, TransportError
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from hami.node.config import Settings
-from hami.node.errors import NvmlError
+from hami.node.errors import NodeError, NvmlError
 from hami.node.lock import LockReleaser
 from hami.node.nvml import XidEvent
 from hami.node.paths import HostPaths
+from hami.node.plugin import service
 from hami.node.plugin.allocator import Allocator
 from hami.node.plugin.answer import Delivery
+from hami.node.plugin.board import Board
+from hami.node.plugin.cards import CardReader
+from hami.node.plugin.health import HealthWatcher
 from hami.node.plugin.health_rules import XidRules
 from hami.node.plugin.registration import Registrar
+from hami.node.plugin.server import PluginServer, PluginService, RegisterError
 from hami.node.plugin.service import DevicePlugin, PluginOptions
 from hami.node.plugin.workspace import Workspace
 
@@ -44,9 +51,13 @@ class Kubelet(rpc.RegistrationServicer):  # type: ignore[misc]
         self.socket = folder / "kubelet.sock"
         self.folder = folder
         self.registered: list[Any] = []
+        self.refusals = 0
         self._server: Any = None
 
     async def Register(self, request: Any, context: Any) -> Any:
+        if self.refusals:
+            self.refusals -= 1
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
         self.registered.append(request)
         return pb.Empty()
 
@@ -78,6 +89,7 @@ class Node:
     def __init__(self, cluster: Any, nvml: Any, root: Path) -> None:
         self.cluster = cluster
         self.nvml = nvml
+        self.root = root
         paths = HostPaths(str(root), "/usr/local", "v2.10.0")
         vgpu = root / "usr/local/vgpu"
         vgpu.mkdir(parents=True)
@@ -300,3 +312,178 @@ async def test_a_file_in_place_of_our_socket_is_not_removed(node: Node, until: U
         assert planted.is_dir()
         planted.rmdir()
         await until(lambda: node.kubelet.registered)
+
+
+async def test_l23_device_nodes_are_answered_when_asked_for(node: Node, make_pod: Make, until: Until) -> None:
+    dev = node.root / "dev"
+    dev.mkdir()
+    for name in ("nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"):
+        (dev / name).touch()
+    node.plugin._options = replace(node.plugin._options, pass_device_specs=True, dev_root="/driver/")
+    node.settings = Settings(split_count=1, numa_topology=True)
+    node.cluster.add(make_pod("p", f"{U2},NVIDIA,3000,30:;"))
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        async with node.kubelet.plugin() as stub:
+            call = pb.AllocateRequest(
+                container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{U1}-0"])]
+            )
+            (answer,) = (await stub.Allocate(call)).container_responses
+            devices = (await first_list(stub)).devices
+    names = ["nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia1"]
+    assert [item.container_path for item in answer.devices] == [f"/dev/{name}" for name in names]
+    assert [item.host_path for item in answer.devices] == [f"/driver/dev/{name}" for name in names]
+    assert {item.permissions for item in answer.devices} == {"rw"}
+    assert [[numa.ID for numa in device.topology.nodes] for device in devices] == [[0], [0]]
+
+
+async def test_l7_a_failed_allocation_is_a_grpc_error_with_its_reason(
+    node: Node, make_pod: Make, until: Until
+) -> None:
+    node.cluster.add(make_pod("p", f"{U1},NVIDIA,1,1:{U2},NVIDIA,1,1:;"))
+    node.cluster.node_annotations["hami.io/mutex.lock"] = f"{lock_time()},team-a,p"
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        async with node.kubelet.plugin() as stub:
+            call = pb.AllocateRequest(
+                container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{U1}-0"])]
+            )
+            with pytest.raises(grpc.aio.AioRpcError, match="device number not matched"):
+                await stub.Allocate(call)
+
+
+def lock_time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def test_a_kubelet_that_comes_later_is_waited_for(node: Node, until: Until) -> None:
+    running = asyncio.create_task(node.plugin.run())
+    await until(lambda: node.plugin.rounds == 1)
+    await asyncio.sleep(0.3)
+    assert not list(node.kubelet.folder.iterdir())
+    await node.kubelet.start()
+    await until(lambda: node.kubelet.registered)
+    node.plugin.stop()
+    await running
+    await node.kubelet.stop()
+
+
+async def test_a_plugin_that_waits_for_kubelet_can_be_stopped(node: Node, until: Until) -> None:
+    running = asyncio.create_task(node.plugin.run())
+    await until(lambda: node.plugin.rounds == 1)
+    node.plugin.stop()
+    await running
+    assert node.kubelet.registered == []
+
+
+async def test_a_kubelet_that_refuses_is_asked_again(node: Node, until: Until) -> None:
+    node.kubelet.refusals = 2
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        async with node.kubelet.plugin() as stub:
+            assert len((await first_list(stub)).devices) == 6
+        assert node.plugin.rounds == 3
+
+
+async def test_without_a_kubelet_socket_the_plugin_serves_and_never_registers(
+    node: Node, until: Until
+) -> None:
+    node.plugin._options = replace(node.plugin._options, kubelet_socket="")
+    running = asyncio.create_task(node.plugin.run())
+    path = node.kubelet.folder / "nvidia-gpu.sock"
+    await until(path.is_socket)
+    options = (("grpc.default_authority", "localhost"),)
+    async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
+        assert len((await first_list(rpc.DevicePluginStub(channel))).devices) == 6
+    node.plugin.stop()
+    await running
+    assert node.kubelet.registered == []
+
+
+async def test_entries_of_pods_that_are_gone_are_forgotten_while_the_plugin_runs(
+    node: Node, make_pod: Make, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_PRUNE_S", 0.02)
+    node.cluster.add(make_pod("p", f"{U1},NVIDIA,3000,30:;"))
+    checkpoint = node.root / "usr/local/vgpu/allocations.json"
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        async with node.kubelet.plugin() as stub:
+            call = pb.AllocateRequest(
+                container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{U1}-0"])]
+            )
+            await stub.Allocate(call)
+        assert b"uid-p" in checkpoint.read_bytes()
+        node.cluster.fail_reads = [ServerError(503, "", "busy")]
+        node.cluster.objects.clear()
+        await until(lambda: b"uid-p" not in checkpoint.read_bytes())
+        assert node.plugin.rounds == 1
+
+
+async def test_a_folder_in_which_nothing_can_be_served_is_a_typed_error(
+    node: Node, make_nvml: Make, tmp_path: Path
+) -> None:
+    board = Board()
+    plugin_service = PluginService(
+        node.plugin._allocator, board, Settings(), Delivery(extras={}, device_nodes={})
+    )
+    server = PluginServer(plugin_service, str(tmp_path / ("x" * 120) / "a.sock"))
+    with pytest.raises(NodeError, match="cannot serve"):
+        await server.start()
+    await server.stop()
+
+
+async def test_a_kubelet_that_is_gone_is_a_register_error(node: Node, tmp_path: Path) -> None:
+    plugin_service = PluginService(
+        node.plugin._allocator, Board(), Settings(), Delivery(extras={}, device_nodes={})
+    )
+    server = PluginServer(plugin_service, str(node.kubelet.folder / "a.sock"))
+    await server.start()
+    with pytest.raises(RegisterError, match="kubelet refuses"):
+        await server.register(str(node.kubelet.folder / "absent.sock"), "nvidia.com/gpu")
+    await server.stop()
+    await server.stop()
+
+
+async def test_h9_a_driver_that_cannot_be_watched_makes_all_cards_unhealthy(
+    make_nvml: Make, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nvml = make_nvml(TWO)
+    calls = []
+
+    def refuse(gpus: Any) -> Any:
+        calls.append(gpus)
+        raise NvmlError("no events", 3)
+
+    monkeypatch.setattr(nvml, "watch", refuse)
+    board = Board()
+    board.show(CardReader(nvml).read())
+    watcher = HealthWatcher(nvml, nvml.gpus(), XidRules(), board, wait_s=0.01, backoff_s=(0.01, 0.02))
+    watcher.start()
+    await until(lambda: len(calls) >= 3)
+    await watcher.stop()
+    assert set(board.faults) == {U1, U2}
+    assert set(board.faults.values()) == {"no events"}
+
+
+async def test_h4_without_checks_nothing_is_watched(make_nvml: Make) -> None:
+    nvml = make_nvml(TWO)
+    watcher = HealthWatcher(nvml, nvml.gpus(), XidRules(disable_all=True), Board())
+    watcher.start()
+    await watcher.stop()
+    assert nvml.waits == 0
+
+
+async def test_h10_without_recovery_a_card_stays_unhealthy(node: Node, until: Until) -> None:
+    """Also over a reset, after which no further event comes; only a restart of the plugin looks anew."""
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        node.nvml.xids.append(XidEvent(U1, 79))
+        await until(lambda: any(reason == "HAMiDeviceUnhealthy" for _, reason, _ in node.cluster.events))
+        seen = node.nvml.waits
+        await until(lambda: node.nvml.waits > seen + 3)
+        async with node.kubelet.plugin() as stub:
+            devices = (await first_list(stub)).devices
+            assert {device.ID for device in devices if device.health == "Unhealthy"} == {
+                f"{U1}-{index}" for index in range(3)
+            }

@@ -285,7 +285,7 @@ async def test_r5_a_card_that_is_left_out_is_named_once(
     loop = Registrar(cluster, CardReader(nvml), Board(), Settings())
     for _ in range(3):
         await loop.once()
-    assert [record.message for record in caplog.records] == ["register.left_out"]
+    assert [record.message for record in caplog.records].count("register.left_out") == 1
 
 
 # ---- files of a hostile host -------------------------------------------------------------------------------
