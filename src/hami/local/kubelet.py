@@ -99,6 +99,7 @@ class Kubelet:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(worker.reap() for worker in self._workers.values()))
         self._tasks.clear()
         await self._pod_resources.stop()
         await self.devices.stop()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _BACKOFF_RESET_S = 600.0
+_REAP_LIMIT_S = 5.0
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
@@ -64,6 +65,7 @@ class PodWorker:
         for record in self._inits[1:] + (self._regular if self._inits else []):
             record.waiting_reason = "PodInitializing"
         self._running: dict[str, Container] = {}
+        self._started: list[Container] = []
         self._stopping = asyncio.Event()
         self._shortened = asyncio.Event()
         self._progress = asyncio.Event()
@@ -103,6 +105,14 @@ class PodWorker:
         """End every process of the pod now."""
         for container in self._running.values():
             container.kill()
+
+    async def reap(self) -> None:
+        """After ``run`` was cancelled: wait until the processes have ended, so that nothing outlives us."""
+        for container in self._started:
+            container.kill()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_REAP_LIMIT_S):
+                    await container.process.wait()
 
     async def run(self) -> None:
         try:
@@ -252,6 +262,7 @@ class PodWorker:
             await kubelet.recorder.record(self.pod, "Warning", "Failed", f"Error: {error}")
             return None
         self._running[name] = container
+        self._started = [one for one in self._started if one.process.returncode is None] + [container]
         record.begin(kubelet.clock(), f"hami-local://{self.uid[:8]}-{name}-{record.restarts}")
         self._progress.set()
         await kubelet.recorder.record(self.pod, "Normal", "Started", f"Started container {name}")
