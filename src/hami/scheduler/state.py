@@ -306,6 +306,9 @@ class ClusterState:
     def expire(self, now: float) -> tuple[Reservation, ...]:
         """Release reservations never bound within the timeout; each deserves an event
         `ReservationExpired`."""
+        for uid, (one, charge) in self._open.items():
+            if one.reserved_at > now:  # the clock was set back: the time starts anew
+                self._open[uid] = (replace(one, reserved_at=now), charge)
         return self._release_where(lambda one: _expires(one) and now - one.reserved_at >= self._timeout)
 
     def drop_reservations(self) -> tuple[Reservation, ...]:

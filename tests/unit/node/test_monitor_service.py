@@ -439,6 +439,15 @@ def test_a_name_that_was_known_in_between_starts_anew() -> None:
     assert stale.candidates({"a_b": 1000.0}, 1122) == ()
 
 
+def test_directories_are_still_collected_after_the_clock_was_set_back() -> None:
+    stale = StaleList(300)
+    day = 86_400.0
+    assert stale.candidates({"a_b": 10 * day}, 10 * day + 400) == ()
+    assert stale.candidates({"a_b": 10 * day}, 9 * day) == ()
+    assert stale.candidates({"a_b": 10 * day}, 9 * day + 300) == ()
+    assert stale.candidates({"a_b": 10 * day}, 9 * day + 301) == ("a_b",)
+
+
 @pytest.mark.parametrize(
     ("last", "expected"), [(940, 60.0), (1030, 0.0), (0, None), (1600, None), (1300, 0.0)]
 )

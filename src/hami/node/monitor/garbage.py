@@ -24,14 +24,16 @@ class StaleList:
     def candidates(self, unknown: Mapping[str, float], now: float) -> tuple[str, ...]:
         """Names seen as unknown at least 60 s ago and again now, whose mtime is older than the grace age.
 
-        ``unknown`` maps a name to its mtime; ``now`` and mtimes are Unix seconds.
+        ``unknown`` maps a name to its mtime; ``now`` and mtimes are Unix seconds. Nothing is older than its
+        first sighting says if its mtime lies ahead of that: the clock was set back.
         """
-        self._first_seen = {name: self._first_seen.get(name, now) for name in unknown}
+        self._first_seen = {name: min(self._first_seen.get(name, now), now) for name in unknown}
         return tuple(
             sorted(
                 name
                 for name, mtime in unknown.items()
-                if now - mtime > self._grace_s and now - self._first_seen[name] >= BETWEEN_SIGHTINGS_S
+                if now - min(mtime, self._first_seen[name]) > self._grace_s
+                and now - self._first_seen[name] >= BETWEEN_SIGHTINGS_S
             )
         )
 
