@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +15,7 @@ from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.events import EventRecorder
 from hami.protocol import views
+from hami.scheduler import extender as extender_module
 from hami.scheduler.binder import Binder
 from hami.scheduler.events import SchedulerEvents
 from hami.scheduler.extender import Extender
@@ -135,3 +137,59 @@ def test_bad_weights_are_an_error_with_an_event_and_no_reservation(lab: Any) -> 
 def test_a_bind_request_without_names_asks_nobody(lab: Any) -> None:
     for body in (b"{}", b'{"PodName":"p","Node":"n1"}', b'{"PodName":"p","PodNamespace":"d"}'):
         assert ask(lab, "bind", body) == {"Error": "extender binding args missing pod or node"}
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        ({"NodeNames": ["n1"]}, "extender args missing nodes"),
+        ({"Nodes": {"items": "none"}}, "invalid node list"),
+        ({"Nodes": {"items": [5]}}, "Expected `object`"),
+        ({"Nodes": []}, "invalid filter request"),
+        ({"Nodes": {"items": []}, "weights": "slot=1"}, "expected slot, core, and memory weights"),
+    ],
+)
+def test_a_dry_run_that_cannot_be_made_says_why(lab: Any, body: dict[str, Any], error: str) -> None:
+    weights = body.pop("weights", None)
+    pod = lab.pod(annotations={"hami.io/device-scoring-weights": weights} if weights else {})
+    answer = ask(lab, "simulate", json.dumps({"Pod": pod, **body}).encode())
+    assert error in answer["Error"]
+    assert answer["Nodes"] is None
+
+
+def test_a_dry_run_over_no_nodes_is_empty(lab: Any) -> None:
+    answer = ask(lab, "simulate", json.dumps({"Pod": lab.pod(), "Nodes": {}}).encode())
+    assert answer == {**dict.fromkeys(MEMBERS), "Error": ""}
+
+
+def test_a_dry_run_over_many_nodes_answers_every_one(lab: Any) -> None:
+    good = {"hami.io/node-nvidia-register": json.dumps([lab.card("a")])}
+    items = [{"metadata": {"name": f"n{at}", "annotations": good if at % 2 else {}}} for at in range(100)]
+    answer = ask(lab, "simulate", json.dumps({"Pod": lab.pod(), "Nodes": {"items": items}}).encode())
+    assert answer["Nodes"]["items"] == items[1::2]
+    assert len(answer["FailedNodes"]) == 50
+
+
+def test_a_bound_pod_is_not_placed_again_and_hears_why(lab: Any) -> None:
+    lab.node("n1", lab.card("a"))
+    lab.holder("p", "n1", "a,NVIDIA,100,0:;")
+    answer = ask(lab, "filter", json.dumps({"Pod": lab.pod("p"), "NodeNames": ["n1"]}).encode())
+    assert "already bound to node n1" in answer["Error"]
+
+
+def test_while_a_binding_is_not_settled_its_pod_is_not_placed_again(lab: Any) -> None:
+    lab.node("n1", lab.card("a"))
+    lab.placed(lab.pod("p"))
+    lab.state.binding_started("uid-p")
+    answer = ask(lab, "filter", json.dumps({"Pod": lab.pod("p"), "NodeNames": ["n1"]}).encode())
+    assert answer["Error"] == "the outcome of an earlier Binding of pod default/p is unknown"
+    assert lab.state.reservation("uid-p").node == "n1"
+
+
+def test_before_the_state_can_be_trusted_nothing_is_placed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extender_module, "_GATE_S", 0.01)
+    monkeypatch.setattr(SyncGate, "open", lambda _self: None)
+    lab.node("n1", lab.card("a"))
+    answer = ask(lab, "filter", json.dumps({"Pod": lab.pod("p"), "NodeNames": ["n1"]}).encode())
+    assert answer["Error"] == "context cancelled"
+    assert not lab.state.reservations()

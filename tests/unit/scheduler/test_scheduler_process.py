@@ -94,6 +94,10 @@ def test_a_flag_that_cannot_be_read_is_refused(flags: list[str]) -> None:
         (["--device-config-file", "x", "--leader-elect"], "--leader-elect needs"),
         (["--device-config-file", "x", "--cert_file", "c"], "belong together"),
         (["--device-config-file", "x", "--node-label-selector", "gpu"], "is not key=value"),
+        (["--device-config-file", "x", "--tls-secret", "hami-tls"], "is not namespace/name"),
+        (["--device-config-file", "x", "--tls-secret", "a/b"], "--tls-secret needs --tls-hosts"),
+        (["--device-config-file", "x", "--kube-burst", "0"], "--kube-burst must be at least 1"),
+        (["--device-config-file", "x", "--reservation-timeout", "0s"], "timeouts must be positive"),
     ],
 )
 def test_settings_that_cannot_work_end_the_process_with_their_reason(
