@@ -29,7 +29,8 @@ from hami.node.plugin.answer import (
     limits_table,
     reserved_variables,
 )
-from hami.node.plugin.checkpoint import Checkpoint, CheckpointError, Entry, checkpoint_devices
+from hami.node.plugin.checkpoint import Entry, checkpoint_devices
+from hami.node.plugin.ledger import Ledger
 from hami.node.plugin.pending import Popped, failure, find_pod, lock_is_ahead, remaining, take
 from hami.node.plugin.preferred import Choice, align, preferred_for_containers
 from hami.node.plugin.workspace import Workspace
@@ -89,7 +90,7 @@ class Allocator:
         self._clock = clock
         self._new_name = new_name
         self._serial = asyncio.Lock()
-        self._checkpoint = Checkpoint()
+        self._ledger = Ledger(cluster, workspace)
         self._recent: OrderedDict[tuple[tuple[str, ...], ...], _Given] = OrderedDict()
         self._running: set[asyncio.Task[tuple[Answer, ...]]] = set()
 
@@ -100,21 +101,12 @@ class Allocator:
         Raises :class:`KubeError` when the pods cannot be listed; nothing is dropped then.
         """
         async with self._serial:
-            try:
-                self._checkpoint = await asyncio.to_thread(self._workspace.load_checkpoint)
-            except (CheckpointError, UnsafePathError) as error:
-                kept = await asyncio.to_thread(self._workspace.set_aside_checkpoint)
-                log.warning("checkpoint.unreadable", extra={"cause": str(error), "kept_as": kept})
-                self._cluster.node_event("Warning", "HAMiCheckpointUnreadable", f"{error}; kept as {kept}")
-            alive = {pod.uid for pod in await self._cluster.pods()}
-            await asyncio.to_thread(self._restore_files, alive, limits_files)
+            await self._ledger.restore(limits_files)
 
     async def prune(self) -> None:
         """Forget the checkpoint entries of pods that are gone."""
         async with self._serial:
-            alive = {pod.uid for pod in await self._cluster.pods()}
-            if self._checkpoint.retain(alive):
-                await asyncio.to_thread(self._workspace.save_checkpoint, self._checkpoint)
+            await self._ledger.prune()
 
     async def allocate(
         self, requests: Sequence[Sequence[str]], settings: Settings, delivery: Delivery
@@ -212,7 +204,7 @@ class Allocator:
             checkpoint_devices(devices),
             limits_table(devices, container, settings, cache, delivery),
         )
-        first = self._checkpoint.get(pod.uid, container.name)
+        first = self._ledger.checkpoint.get(pod.uid, container.name)
         if first is not None and first.devices != fresh.devices:
             raise AllocateError(
                 f"container {container.name} was given {first.devices} first, "
@@ -258,8 +250,8 @@ class Allocator:
                 )
             )
         for job in jobs:
-            self._checkpoint.add(job.entry)
-        workspace.save_checkpoint(self._checkpoint)
+            self._ledger.checkpoint.add(job.entry)
+        self._ledger.save_now()
         return tuple(answers)
 
     async def _fail(self, pod: Pod, error: Exception, jobs: Sequence[_Job]) -> None:
@@ -281,11 +273,13 @@ class Allocator:
 
     def _discard(self, entries: Sequence[Entry]) -> None:
         """Remove what this call made; every part is tried."""
-        steps = [functools.partial(self._workspace.discard, *entry.key) for entry in entries]
+        steps: list[Callable[[], None]] = [
+            functools.partial(self._workspace.discard, *entry.key) for entry in entries
+        ]
         for entry in entries:
-            self._checkpoint.forget(*entry.key)
+            self._ledger.checkpoint.forget(*entry.key)
         if entries:
-            steps.append(functools.partial(self._workspace.save_checkpoint, self._checkpoint))
+            steps.append(self._ledger.save_now)
         for step in steps:
             try:
                 step()
@@ -342,13 +336,3 @@ class Allocator:
         self._recent.move_to_end(key)
         while len(self._recent) > REPEATS_KEPT:
             self._recent.popitem(last=False)
-
-    def _restore_files(self, alive: set[str], limits_files: bool) -> None:
-        dropped = self._checkpoint.retain(alive)
-        for entry in self._checkpoint.entries if limits_files else ():
-            try:
-                self._workspace.write_limits(entry.pod_uid, entry.container, entry.limits)
-            except (OSError, UnsafePathError) as error:
-                log.warning("limits.restore_failed", extra={"pod": entry.pod, "cause": str(error)})
-        if dropped:
-            self._workspace.save_checkpoint(self._checkpoint)

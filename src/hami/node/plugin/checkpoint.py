@@ -63,6 +63,11 @@ class Checkpoint:
         """Keep ``entry`` unless the container has one already; the result is the one that is kept."""
         return self._entries.setdefault(entry.key, entry)
 
+    def renew(self, entry: Entry) -> None:
+        """Keep ``entry``, whose devices equal those of the first answer, in its place (mode ``exact``: other
+        settings may have changed its limits)."""
+        self._entries[entry.key] = entry
+
     def get(self, pod_uid: str, container: str) -> Entry | None:
         return self._entries.get((pod_uid, container))
 

@@ -5,9 +5,11 @@ sources.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import posixpath
+import stat
 from collections.abc import Mapping
 from typing import Final
 
@@ -90,6 +92,14 @@ class Workspace:
             finally:
                 os.close(child)
 
+    def ensure_cache_directory(self, pod_uid: str, container: str) -> None:
+        """A cache directory with mode 0777; one that exists stays with its content (mode ``exact``)."""
+        name = container_directory(pod_uid, container)
+        with open_directory(self._paths.containers, self._owner) as directory:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, _CACHE_MODE, dir_fd=directory)
+            _open_up(directory, name, f"{self._paths.containers}/{name}", self._owner)
+
     def write_limits(self, pod_uid: str, container: str, limits: Mapping[str, str]) -> None:
         """Write the limits file: in place if it exists, so that a running container sees it, else by
         rename.
@@ -126,9 +136,13 @@ class Workspace:
 
     def save_checkpoint(self, checkpoint: Checkpoint) -> None:
         """Replace the checkpoint file (0600)."""
+        self.write_checkpoint(checkpoint.encode())
+
+    def write_checkpoint(self, content: bytes) -> None:
+        """Replace the checkpoint file by what :meth:`Checkpoint.encode` gave before."""
         parent, name = posixpath.split(self._paths.checkpoint)
         with open_directory(parent, self._owner) as directory:
-            replace_file(directory, name, checkpoint.encode(), 0o600)
+            replace_file(directory, name, content, 0o600)
 
     def set_aside_checkpoint(self) -> str:
         """Rename an unreadable checkpoint so that it can be looked at; the result is its new path."""
@@ -136,3 +150,21 @@ class Workspace:
         with open_directory(parent, self._owner) as directory:
             os.rename(name, f"{name}.unreadable", src_dir_fd=directory, dst_dir_fd=directory)
         return f"{self._paths.checkpoint}.unreadable"
+
+
+def _open_up(parent: int, name: str, path: str, owner: int) -> None:
+    """Give the directory ``name`` mode 0777; anything but a directory of ``owner`` is refused."""
+    try:
+        child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENOTDIR):
+            raise UnsafePathError(f"{path} is not a directory") from error
+        raise
+    try:
+        found = os.fstat(child)
+        if found.st_uid != owner:
+            raise UnsafePathError(f"{path} belongs to UID {found.st_uid}, expected {owner}")
+        if stat.S_IMODE(found.st_mode) != _CACHE_MODE:
+            os.fchmod(child, _CACHE_MODE)
+    finally:
+        os.close(child)
