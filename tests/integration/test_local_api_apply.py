@@ -176,6 +176,31 @@ async def test_every_kind_has_an_openapi_document_with_a_validating_patch(client
         assert {"fieldValidation", "force"} <= parameters
 
 
+@pytest.mark.parametrize(
+    ("accept", "version"),
+    [
+        ("application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json", "v2"),
+        (
+            "application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json",
+            "v2beta1",
+        ),
+        ("application/json", ""),
+    ],
+)
+async def test_discovery_is_in_the_version_that_the_client_knows(
+    client: Client, accept: str, version: str
+) -> None:
+    for path in ("/api", "/apis"):
+        async with client.session.get(client.url + path, headers={"Accept": accept}) as answer:
+            found = await answer.json(content_type=None)
+            content = answer.headers["Content-Type"]
+        if version:
+            assert found["apiVersion"] == f"apidiscovery.k8s.io/{version}"
+            assert f"v={version};" in content
+        else:
+            assert found["kind"] in ("APIVersions", "APIGroupList")
+
+
 async def test_reviews_are_discovered_as_create_only(client: Client) -> None:
     found = await client.ok("GET", "/apis/authorization.k8s.io/v1")
     assert {tuple(item["verbs"]) for item in found["resources"]} == {("create",)}

@@ -28,7 +28,6 @@ from hami.local.tokens import Tokens
 
 _LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 3 * 1024 * 1024
-_AGGREGATED = "as=apigroupdiscoverylist"
 
 Intercept = Callable[[web.Request], Awaitable[web.StreamResponse | None]]
 
@@ -179,17 +178,19 @@ class ApiServer:
     def _document(self, parts: list[str], request: web.Request) -> web.Response | None:
         """Health, version and discovery; None where the path is none of them."""
         versions = self.table.group_versions()
-        accept = request.headers.get("Accept", "").replace(" ", "").lower()
+        aggregated = discovery.aggregated_version(request.headers.get("Accept", ""))
         match parts:
             case ["healthz" | "livez" | "readyz", *_]:
                 return web.Response(text="ok")
             case ["version"]:
                 return json_response(discovery.VERSION)
-            case ["api" | "apis"] if _AGGREGATED in accept and "v=v2" in accept:
-                found = discovery.aggregated(self.table, core=parts == ["api"])
-                content = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
-                response = json_response(found)
-                response.headers["Content-Type"] = content
+            case ["api" | "apis"] if aggregated:
+                response = json_response(
+                    discovery.aggregated(self.table, core=parts == ["api"], version=aggregated)
+                )
+                response.headers["Content-Type"] = (
+                    f"application/json;g=apidiscovery.k8s.io;v={aggregated};as=APIGroupDiscoveryList"
+                )
                 return response
             case ["api"]:
                 return json_response(discovery.api_versions(f"127.0.0.1:{self._port}"))

@@ -30,23 +30,32 @@ _SUBRESOURCES: dict[str, tuple[list[str], tuple[str, str, str] | None]] = {
 }
 
 
-def aggregated(table: ResourceTable, *, core: bool) -> Object:
-    """``APIGroupDiscoveryList`` for ``/api`` (``core``) or ``/apis``."""
+def aggregated_version(accept: str) -> str:
+    """The first version of aggregated discovery that an Accept header asks for; empty for none."""
+    for media in accept.replace(" ", "").split(","):
+        parameters = dict(part.split("=", 1) for part in media.split(";")[1:] if "=" in part)
+        if parameters.get("as") == "APIGroupDiscoveryList" and parameters.get("v") in ("v2", "v2beta1"):
+            return parameters["v"]
+    return ""
+
+
+def aggregated(table: ResourceTable, *, core: bool, version: str = "v2") -> Object:
+    """``APIGroupDiscoveryList`` for ``/api`` (``core``) or ``/apis``; ``version``: v2, or v2beta1 alike."""
     groups: dict[str, Object] = {}
-    for (group, version), resources in table.group_versions().items():
+    for (group, served), resources in table.group_versions().items():
         if (group == "") is not core:
             continue
         entry = groups.setdefault(group, {"metadata": {"name": group} if group else {}, "versions": []})
         entry["versions"].append(
             {
-                "version": version,
+                "version": served,
                 "freshness": "Current",
                 "resources": [_aggregated_resource(resource) for resource in resources],
             }
         )
     return {
         "kind": "APIGroupDiscoveryList",
-        "apiVersion": "apidiscovery.k8s.io/v2",
+        "apiVersion": f"apidiscovery.k8s.io/{version}",
         "metadata": {},
         "items": list(groups.values()),
     }
