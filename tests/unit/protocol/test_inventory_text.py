@@ -247,6 +247,22 @@ def test_case_13_scores_given_as_text_are_a_score_error_of_their_own() -> None:
         decode_pair_scores('[{"uuid":"G0","score":{"G1":"100"}}]')
 
 
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("[1]", "$[0]"),
+        ('[{"uuid":5}]', "$[0].uuid"),
+        ('[{"uuid":"G0","score":[]}]', "$[0].score"),
+        ('[{"uuid":"G0","score":{"G1":1.5}}]', "$[0].score.G1"),
+        ('[{"uuid":"G0","score":{"G1":9223372036854775808}}]', "$[0].score.G1"),
+    ],
+)
+def test_a_bad_pair_score_is_named_with_its_place(text: str, where: str) -> None:
+    with pytest.raises(PairScoreError) as refused:
+        decode_pair_scores(text)
+    assert where in str(refused.value)
+
+
 def test_pair_scores_come_back() -> None:
     scores = {"G1": {"G0": 210}, "G0": {"G1": 210, "G2": -3}}
     assert decode_pair_scores(encode_pair_scores(scores)) == scores

@@ -99,6 +99,12 @@ def test_the_scheduler_writes_no_runtime_members_but_every_zero() -> None:
     )
 
 
+@pytest.mark.parametrize("text", ["{}", "5", "[5]", '"x"', "{"])
+def test_what_is_no_list_of_reservations_is_refused(text: str) -> None:
+    with pytest.raises(MigReservationError):
+        decode_mig_reservations(text)
+
+
 def test_placements_overlap_when_they_share_a_slice() -> None:
     assert overlap(MigPlacement(0, 2), MigPlacement(1, 1))
     assert not overlap(MigPlacement(0, 2), MigPlacement(2, 2))
