@@ -1,0 +1,11 @@
+# Where the test cluster keeps its things; sourced by the scripts beside it. Each may be set from outside.
+: "${K8S_VERSION:=1.36.3}" "${ETCD_VERSION:=3.6.16}" "${CONTAINERD_VERSION:=2.4.2}" "${HELM_VERSION:=3.21.4}"
+: "${HAMI_CACHE:=${XDG_CACHE_HOME:-$HOME/.cache}/hami}"   # programs and image layers, kept over `down`
+: "${KUBE_BIN:=$HAMI_CACHE/kube-$K8S_VERSION}"            # programs that build.sh makes
+: "${KUBE_HOME:=/var/lib/hami-cluster}"                   # state of the running cluster, removed by `down`
+: "${NODE_NAME:=node1}" "${NODE_IP:=10.77.0.1}"           # the address exists only in the node's own network
+export K8S_VERSION ETCD_VERSION CONTAINERD_VERSION HELM_VERSION HAMI_CACHE KUBE_BIN KUBE_HOME NODE_NAME NODE_IP
+HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+DRIVER=$KUBE_HOME/driver                                  # the simulated driver's libraries
+CARDS=$KUBE_HOME/cards                                    # and its state, the same path in node and containers
+export HERE DRIVER CARDS PATH=$KUBE_BIN:$PATH
