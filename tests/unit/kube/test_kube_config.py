@@ -20,6 +20,9 @@ from hami.kube.errors import ConfigError, CredentialError, TransportError
 from hami.kube.resources import NODES
 
 
+EXEC = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
+
+
 def b64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
@@ -101,6 +104,16 @@ def test_files_of_a_list_are_merged_and_the_first_wins(tmp_path: Path) -> None:
         ({"server": "http://h"}, {"auth-provider": {"name": "gcp"}}, "auth-provider"),
         ({"server": "http://h"}, {"client-certificate": "x"}, "needs its key"),
         ({"server": "http://h"}, {"exec": {"command": "x", "apiVersion": "v0"}}, "exec apiVersion 'v0'"),
+        (
+            {"server": "http://h"},
+            {"exec": {**EXEC, "interactiveMode": "Always"}},
+            "exec plugin x wants a terminal",
+        ),
+        (
+            {"server": "http://h"},
+            {"exec": {**EXEC, "env": [{"value": "v"}]}},
+            "an exec env entry has no name",
+        ),
         ({"server": 5}, {}, r"kubeconfig .*server"),
     ],
 )
@@ -109,6 +122,41 @@ def test_what_cannot_work_is_refused_with_its_name(
 ) -> None:
     with pytest.raises(ConfigError, match=text):
         load_kubeconfig([kubeconfig(tmp_path / "config", cluster, user)])
+
+
+async def test_a_user_with_a_password_is_presented_as_such(tmp_path: Path) -> None:
+    user = {"username": "me", "password": "secret"}
+    config = load_kubeconfig([kubeconfig(tmp_path / "config", {"server": "http://h:1"}, user)])
+    assert (await config.credentials.current()).authorization == f"Basic {b64(b'me:secret')}"
+
+
+def test_a_relative_plugin_is_looked_up_beside_its_kubeconfig(tmp_path: Path) -> None:
+    user = {"exec": {**EXEC, "command": "bin/login", "env": [{"name": "WHO", "value": "me"}]}}
+    config = load_kubeconfig([kubeconfig(tmp_path / "config", {"server": "http://h:1"}, user)])
+    assert isinstance(config.credentials, ExecCredential)
+    assert config.credentials.command == str(tmp_path / "bin" / "login")
+    assert config.credentials.env == {"WHO": "me"}
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"current-context": ""}, "has no current-context"),
+        ({"current-context": "other"}, "has no context 'other'"),
+        ({"clusters": []}, "names cluster 'k', which is not defined"),
+        ({"users": []}, "names user 'u', which is not defined"),
+    ],
+)
+def test_names_that_lead_nowhere_are_told(tmp_path: Path, change: dict[str, Any], text: str) -> None:
+    path = kubeconfig(tmp_path / "config", {"server": "http://h:1"}, {})
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | change))
+    with pytest.raises(ConfigError, match=text):
+        load_kubeconfig([path])
+
+
+def test_a_list_of_files_that_are_all_missing_is_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_kubeconfig([tmp_path / "a", tmp_path / "b"])
 
 
 @pytest.mark.parametrize("text", ["{", "- 1", "current-context: nope", "contexts: 5"])

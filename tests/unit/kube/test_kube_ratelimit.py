@@ -22,6 +22,12 @@ def test_tokens_come_back_with_time_but_never_more_than_the_burst() -> None:
     assert bucket.available(1000.0) == 3.0
 
 
+@pytest.mark.parametrize(("rate", "burst"), [(-1.0, 1), (1.0, 0)])
+def test_a_limit_that_lets_nothing_through_is_refused(rate: float, burst: int) -> None:
+    with pytest.raises(ValueError, match="rate must be >= 0 and burst >= 1"):
+        TokenBucket(rate, burst)
+
+
 def test_rate_zero_means_no_limit() -> None:
     bucket = TokenBucket(0.0, 1)
     assert {bucket.reserve(0.0) for _ in range(1000)} == {0.0}
