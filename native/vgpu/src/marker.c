@@ -1,6 +1,7 @@
 #include "marker.h"
 
 #include "hooks.h"
+#include "process.h"
 #include "region_abi.h"
 #include "util.h"
 
@@ -41,15 +42,17 @@ static bool afford(bool unknown) {
     return true;
 }
 
-static bool has_events(struct vg_marker *marker, void *context) {
-    if (marker->context == context && marker->start != NULL)
-        return true;
-    if (marker->start != NULL) {
-        vg_call_cuEventDestroy_v2(marker->start);
-        vg_call_cuEventDestroy_v2(marker->stop);
-    }
-    marker->start = marker->stop = NULL;
-    marker->context = context;
+/* Costs stay at their start values then; the flag tells who looks at the region. */
+static void show_events(bool possible) {
+    _Atomic uint32_t *flags = &vg_process.space.own_extension->flags;
+    bool shown = (atomic_load_explicit(flags, memory_order_relaxed) & VG_SLOT_FLAG_NO_MARKERS) == 0;
+    if (possible && !shown)
+        atomic_fetch_and(flags, ~(uint32_t)VG_SLOT_FLAG_NO_MARKERS);
+    else if (!possible && shown)
+        atomic_fetch_or(flags, VG_SLOT_FLAG_NO_MARKERS);
+}
+
+static bool make_events(struct vg_marker *marker) {
     if (vg_call_cuEventCreate(&marker->start, VG_EVENT_DEFAULT) != VG_CUDA_SUCCESS) {
         marker->start = NULL;
         return false;
@@ -59,6 +62,20 @@ static bool has_events(struct vg_marker *marker, void *context) {
     vg_call_cuEventDestroy_v2(marker->start);
     marker->start = NULL;
     return false;
+}
+
+static bool has_events(struct vg_marker *marker, void *context) {
+    if (marker->context == context && marker->start != NULL)
+        return true;
+    if (marker->start != NULL) {
+        vg_call_cuEventDestroy_v2(marker->start);
+        vg_call_cuEventDestroy_v2(marker->stop);
+    }
+    marker->start = marker->stop = NULL;
+    marker->context = context;
+    bool made = make_events(marker);
+    show_events(made);
+    return made;
 }
 
 struct vg_marker *vg_marker_take(struct vg_cost *cost, int device, uint64_t charged, uint32_t launches) {
