@@ -7,6 +7,7 @@ answers, so Bindings of the old leader land while the new one decides.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import time
 from collections.abc import AsyncIterator
@@ -44,6 +45,8 @@ TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 LEASE = ("kube-system", "hami-scheduler")
 LEASE_S = 1.0
 LIMIT_S = 60.0
+STEPS = int(os.environ.get("HAMI_FAULT_STEPS", "12"))
+SEED = int(os.environ.get("HAMI_FAULT_SEED", "1"))
 
 
 class Election:
@@ -94,11 +97,12 @@ class Plugin:
         api.store.subscribe(self._see)
 
     def _see(self, key: str, event: Any) -> None:
-        if key == "pods" and event.change == "MODIFIED" and dig(event.obj, "spec", "nodeName"):
-            if not dig(event.previous or {}, "spec", "nodeName"):
-                task = asyncio.create_task(self._allocate(event.obj))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+        if key != "pods" or not dig(event.obj, "spec", "nodeName"):
+            return
+        if event.previous is not None and not dig(event.previous, "spec", "nodeName"):
+            task = asyncio.create_task(self._allocate(event.obj))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
 
     async def _allocate(self, pod: Object) -> None:
         await asyncio.sleep(self._rng.random() * 0.1)
@@ -183,14 +187,9 @@ def pod_object(name: str, mib: int) -> Object:
     }
 
 
-def shown(made: Scheduler) -> tuple[set[str], str]:
-    return set(made.state.node_names()), str(made.state.fingerprint())
-
-
-@pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.timeout(300)
-async def test_two_schedulers_never_promise_a_card_twice(embedded_api: ApiServer, seed: int) -> None:
-    rng = random.Random(seed)
+async def test_two_schedulers_never_promise_a_card_twice(embedded_api: ApiServer) -> None:
+    rng = random.Random(SEED)
     api = embedded_api
     for name in ("n1", "n2"):
         await api.registry.create(NODES, "", node_object(name, 1))
@@ -205,7 +204,7 @@ async def test_two_schedulers_never_promise_a_card_twice(embedded_api: ApiServer
         electing = asyncio.create_task(election.run())
         stack.callback(electing.cancel)
         both = [await stack.enter_async_context(scheduler(api, name)) for name in ("a", "b")]
-        for step in range(24):
+        for step in range(STEPS):
             await api.registry.create(
                 PODS, "default", pod_object(f"p{step}", rng.choice((4000, 9000, 15000)))
             )
@@ -213,22 +212,20 @@ async def test_two_schedulers_never_promise_a_card_twice(embedded_api: ApiServer
             if len(bound) > 3 or rng.random() < 0.3:
                 for pod in rng.sample(bound, min(2, len(bound))):
                     await api.registry.delete(PODS, "default", name_of(pod), DeleteOptions(grace_s=0))
-            if step % 4 == 3:
+            if step % 4 == 1:
                 await election.change(released=rng.random() < 0.5)
             await asyncio.sleep(rng.random() * 0.4)
             assert ledger.broken == []
         faults.quiet()
         async with asyncio.timeout(LIMIT_S):
-            while found := await _unsettled(api, both, election):
+            while await _unsettled(api, both):
                 assert ledger.broken == []
                 await asyncio.sleep(0.2)
-                last = found
-        del last
-    assert election.changes == 6
+    assert election.changes == STEPS // 4
     assert {"slow", "landed"} <= faults.counts.keys()
 
 
-async def _unsettled(api: ApiServer, both: list[Scheduler], election: Election) -> list[str]:
+async def _unsettled(api: ApiServer, both: list[Scheduler]) -> list[str]:
     """Pods that wait without need, and differences to a rebuild."""
     profiles = load_profiles(decode_config({"nvidia": NVIDIA}))
     state = rebuild(profiles, api.store.list(NODES), api.store.list(PODS))

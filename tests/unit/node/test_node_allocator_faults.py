@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hami.kube.errors import ApiError, Conflict, ServerError, TransportError
+from hami.kube.errors import ApiError, Conflict, ServerError, TooManyRequests, TransportError
 from hami.node.config import Settings
 from hami.node.errors import AllocateError
 from hami.node.lock import LockReleaser
@@ -111,6 +111,29 @@ async def test_a_write_that_fails_fails_the_whole_call(bench: Bench, error: Exce
     assert bench.cluster.notes("p")["hami.io/bind-phase"] == "failed"
     assert LOCK not in bench.cluster.node_annotations
     assert bench.left_over() == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [ServerError(503, "", "busy"), TooManyRequests(429, "", "slow down"), TransportError("connection lost")],
+    ids=lambda error: type(error).__name__,
+)
+async def test_a_write_is_repeated_while_the_api_server_is_only_disturbed(
+    bench: Bench, error: Exception
+) -> None:
+    refusals = [error, error]
+    bench.cluster.fail_pod_patches = lambda notes: refusals.pop() if refusals else None
+    assert await bench.allocate() == 2
+    assert refusals == []
+    assert bench.cluster.notes("p")["hami.io/bind-phase"] == "success"
+
+
+async def test_a_write_that_is_refused_is_not_repeated(bench: Bench) -> None:
+    refusals: list[Exception] = [ApiError(403, "Forbidden", "no")]
+    bench.cluster.fail_pod_patches = lambda notes: refusals.pop() if refusals else None
+    with pytest.raises(AllocateError, match="no"):
+        await bench.allocate()
+    assert bench.cluster.notes("p")["hami.io/bind-phase"] == "failed"
 
 
 async def test_an_error_of_our_own_program_also_leaves_nothing_behind(

@@ -10,7 +10,7 @@ import logging
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,6 +43,7 @@ LOOKUP_LIMIT_S: Final = 8.0
 REPEAT_S: Final = 120.0
 REPEATS_KEPT: Final = 64
 _RETRY_S: Final = 0.2
+_WRITES: Final = 4
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ class Allocator:
         for job in jobs:
             self._judge_environment(pod, job, settings)
         answers = await asyncio.to_thread(self._prepare, pod, jobs, settings, delivery)
-        await self._cluster.annotate_pod(pod, taken.annotations)
+        await self._annotate(pod, taken.annotations)
         if taken.is_last:
             await self._lock.release(pod)
         log.info(
@@ -264,12 +265,29 @@ class Allocator:
             else error,
         )
         try:
-            await self._cluster.annotate_pod(pod, failure(reason))
+            await self._annotate(pod, failure(reason))
         except KubeError as patch_error:
             log.warning("allocate.mark_failed", extra={"cause": str(patch_error)})
         await self._lock.release(pod)
         self._cluster.pod_event(pod, "Warning", "AllocateFailed", reason)
         await asyncio.to_thread(self._discard, [job.entry for job in jobs if job.is_new])
+
+    async def _annotate(self, pod: Pod, annotations: Mapping[str, str]) -> None:
+        """Write annotations; repeated (it is the same write) while the API server is only disturbed.
+
+        Raises the last :class:`KubeError`.
+        """
+        for attempt in range(1, _WRITES + 1):
+            try:
+                await self._cluster.annotate_pod(pod, annotations)
+            except KubeError as error:
+                refused = isinstance(error, ApiError) and error.status < 500 and error.status != 429
+                if refused or attempt == _WRITES:
+                    raise
+                log.info("allocate.write_repeated", extra={"cause": str(error), "attempt": attempt})
+            else:
+                return
+            await asyncio.sleep(_RETRY_S * attempt)
 
     def _discard(self, entries: Sequence[Entry]) -> None:
         """Remove what this call made; every part is tried."""
