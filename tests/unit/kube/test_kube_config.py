@@ -19,7 +19,6 @@ from hami.kube.config import ClientConfig, load_config, load_in_cluster, load_ku
 from hami.kube.errors import ConfigError, CredentialError, TransportError
 from hami.kube.resources import NODES
 
-
 EXEC = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
 
 
