@@ -10,13 +10,20 @@ TSAN := build/native-tsan
 CASES ?= tests/conformance/cases
 JOBS ?= 2
 PYTEST_ARGS ?=
+RUNS ?= 100
+SEED ?= 1
+FAULTS_ARGS ?=
+ifneq ($(words $(CURDIR)),1)
+$(error The path of this checkout, "$(CURDIR)", has a space in it: make takes it for several files. Move it)
+endif
+
 NATIVE_SOURCES := $(shell find native -type f)
 C_FILES := $(shell find native tests bench -name "*.[ch]" 2>/dev/null)
 
 # Test programs find their copy of the libraries through this variable.
 export HAMI_NATIVE_BUILD := $(CURDIR)/$(NATIVE)
 
-.PHONY: help setup native sanitized demo test lint format bench conformance clean
+.PHONY: help setup native sanitized demo test faults lint format bench conformance clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,7 +42,7 @@ $(ASAN)/.built: SANITIZERS := address,undefined
 $(TSAN)/.built: SANITIZERS := thread
 $(NATIVE)/.built $(ASAN)/.built $(TSAN)/.built: .venv/.synced $(NATIVE_SOURCES)
 	@$(BIN)/cmake -S native -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-		-DPython3_EXECUTABLE=$(CURDIR)/$(BIN)/python -DHAMI_SANITIZE=$(SANITIZERS) --log-level=WARNING >/dev/null
+		-DHAMI_SANITIZE=$(SANITIZERS) --log-level=WARNING >/dev/null
 	@echo "building $(@D)"; $(BIN)/cmake --build $(@D) --parallel $(JOBS) -- --quiet
 	@touch $@
 
@@ -44,6 +51,9 @@ demo: native ## Two pods share a simulated GPU; a program over its limit is refu
 
 test: native sanitized ## All tests that need no cluster of their own
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+faults: native ## Kill components at random moments: make faults RUNS=100 SEED=1 (FAULTS_ARGS=--storm: API faults)
+	@$(BIN)/python tests/integration/faults/campaign.py --runs $(RUNS) --seed $(SEED) $(FAULTS_ARGS)
 
 lint: .venv/.synced ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check .

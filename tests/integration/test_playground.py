@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from hami.cli.cluster import MODELS
-from hami.local.cluster import default_native
+from hami.local.cluster import Cluster, ClusterConfig, ClusterError, GpuNode, default_native
+from hami.local.containers import Isolation
 
 COMMAND = [sys.executable, "-c", "from hami.cli.main import main; main(prog_name='hami')", "cluster"]
 LIST_NODES = """
@@ -90,3 +91,12 @@ def test_the_models_are_those_of_the_simulated_driver() -> None:
     source = Path(__file__).parents[2] / "native" / "fakegpu" / "model.c"
     known = re.findall(r'\{\s*"([A-Z0-9-]+(?:GB)?)",\s*"(?:NVIDIA|Tesla)', source.read_text())
     assert sorted(known) == sorted(MODELS)
+
+
+async def test_a_working_folder_that_cannot_be_preloaded_from_is_refused(scratch: Path) -> None:
+    folder = scratch / "a b"
+    folder.mkdir()
+    config = ClusterConfig([GpuNode("n1")], default_native(), folder, Isolation.NONE)
+    with pytest.raises(ClusterError, match=r"has a space or a colon in its name.*set TMPDIR"):
+        async with Cluster(config):
+            pass

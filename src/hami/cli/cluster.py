@@ -25,7 +25,10 @@ MODELS = (
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
 def command(nodes: int, cards: int, model: str, native: Path | None, words: tuple[str, ...]) -> None:
-    """Open an embedded cluster until Ctrl-C, or run COMMAND on it with KUBECONFIG set."""
+    """Open an embedded cluster for kubectl.
+
+    Until Ctrl-C; or run COMMAND on it with KUBECONFIG set, and end with the exit status of COMMAND.
+    """
     from rich.console import Console
 
     from hami.local.cluster import GpuNode, default_native

@@ -16,7 +16,10 @@ import click
     help="Folder that `make native` made (default: build/native of this checkout).",
 )
 def command(keep: bool, native: Path | None) -> None:
-    """Show two pods sharing one simulated GPU, each within its own limits."""
+    """Show two pods sharing one simulated GPU.
+
+    Each stays within its own limits; a third waits for memory. Takes a few seconds.
+    """
     from rich.console import Console
 
     from hami.local.cluster import default_native

@@ -12,6 +12,8 @@ from typing import Any
 import click
 from click.decorators import FC
 
+from hami.cli.common import SWITCH, fail
+
 _STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
 
@@ -20,31 +22,57 @@ def _switch(
 ) -> Callable[[FC], FC]:
     """A boolean that takes ``--flag``, ``--flag=true`` and ``--flag=false``."""
     return click.option(
-        *names, type=bool, is_flag=False, flag_value="true", default=default, envvar=envvar, help=text
+        *names,
+        type=bool,
+        metavar=SWITCH,
+        is_flag=False,
+        flag_value="true",
+        default=default,
+        envvar=envvar,
+        show_default=default is not None,
+        help=text,
     )
 
 
 @click.group(name="device-plugin", invoke_without_command=True)
 @click.option(
-    "--config-file", envvar="CONFIG_FILE", type=click.Path(path_type=Path), help="device-config.yaml"
+    "--config-file",
+    envvar="CONFIG_FILE",
+    type=click.Path(path_type=Path),
+    help="device-config.yaml (required).",
 )
 @click.option(
     "--node-config-file",
     type=click.Path(path_type=Path),
     default=Path("/config/config.json"),
     show_default=True,
-    help="Settings per node.",
+    help="Settings of single nodes, in JSON; need not exist.",
 )
-@click.option("--mig-strategy", envvar="MIG_STRATEGY", default="none", show_default=True)
+@click.option(
+    "--mig-strategy", envvar="MIG_STRATEGY", default="none", show_default=True, help="Only none so far."
+)
 @_switch("--fail-on-init-error", envvar="FAIL_ON_INIT_ERROR", default=True, text="End when NVML is missing.")
-@click.option("--nvidia-driver-root", envvar="NVIDIA_DRIVER_ROOT", default="/", show_default=True)
-@click.option("--dev-root", "--nvidia-dev-root", envvar="NVIDIA_DEV_ROOT", default=None)
+@click.option(
+    "--nvidia-driver-root",
+    envvar="NVIDIA_DRIVER_ROOT",
+    default="/",
+    show_default=True,
+    help="The driver's root on the host.",
+)
+@click.option(
+    "--dev-root",
+    "--nvidia-dev-root",
+    envvar="NVIDIA_DEV_ROOT",
+    default=None,
+    help="Root of the device nodes on the host (default: the driver's root).",
+)
 @click.option(
     "--driver-root-ctr-path",
     "--container-driver-root",
     envvar=["DRIVER_ROOT_CTR_PATH", "CONTAINER_DRIVER_ROOT"],
     default="/driver-root",
     show_default=True,
+    help="Where the driver's root is mounted in this container.",
 )
 @_switch("--pass-device-specs", envvar="PASS_DEVICE_SPECS", text="Also answer device nodes.")
 @click.option(
@@ -54,12 +82,29 @@ def _switch(
     multiple=True,
     help="envvar, volume-mounts; repeatable or a comma list.",
 )
-@click.option("--device-id-strategy", envvar="DEVICE_ID_STRATEGY", default="uuid", show_default=True)
+@click.option(
+    "--device-id-strategy",
+    envvar="DEVICE_ID_STRATEGY",
+    default="uuid",
+    show_default=True,
+    help="Only uuid so far.",
+)
 @_switch("--gdrcopy-enabled", envvar="GDRCOPY_ENABLED", text="Set NVIDIA_GDRCOPY in containers.")
 @_switch("--gds-enabled", envvar="GDS_ENABLED", text="Set NVIDIA_GDS in containers.")
 @_switch("--mofed-enabled", envvar="MOFED_ENABLED", text="Set NVIDIA_MOFED in containers.")
-@click.option("--kubelet-socket", envvar="KUBELET_SOCKET", default=None, help="Empty: never register.")
-@click.option("--device-discovery-strategy", envvar="DEVICE_DISCOVERY_STRATEGY", default="auto")
+@click.option(
+    "--kubelet-socket",
+    envvar="KUBELET_SOCKET",
+    default=None,
+    help="kubelet's registration socket (default: the usual path); empty: never register.",
+)
+@click.option(
+    "--device-discovery-strategy",
+    envvar="DEVICE_DISCOVERY_STRATEGY",
+    default="auto",
+    show_default=True,
+    help="auto or nvml.",
+)
 @click.option("--cdi-annotation-prefix", envvar="CDI_ANNOTATION_PREFIX", default="cdi.k8s.io/", hidden=True)
 @click.option(
     "--nvidia-cdi-hook-path",
@@ -71,9 +116,27 @@ def _switch(
 @click.option("--imex-channel-ids", envvar="IMEX_CHANNEL_IDS", default="", hidden=True)
 @_switch("--imex-required", envvar="IMEX_REQUIRED", text="Not available in this version.")
 @click.option("--node-name", envvar="NodeName", default=None, help="Overrides $NODE_NAME.")
-@click.option("--device-split-count", envvar="DEVICE_SPLIT_COUNT", type=int, default=None)
-@click.option("--device-memory-scaling", envvar="DEVICE_MEMORY_SCALING", type=float, default=None)
-@click.option("--device-cores-scaling", envvar="DEVICE_CORES_SCALING", type=float, default=None)
+@click.option(
+    "--device-split-count",
+    envvar="DEVICE_SPLIT_COUNT",
+    type=int,
+    default=None,
+    help="Pods per card; overrides deviceSplitCount.",
+)
+@click.option(
+    "--device-memory-scaling",
+    envvar="DEVICE_MEMORY_SCALING",
+    type=float,
+    default=None,
+    help="Memory offered per card, as a multiple of what it has; overrides deviceMemoryScaling.",
+)
+@click.option(
+    "--device-cores-scaling",
+    envvar="DEVICE_CORES_SCALING",
+    type=float,
+    default=None,
+    help="Cores offered per card, as a multiple of 100 %; overrides deviceCoreScaling.",
+)
 @_switch("--disable-core-limit", envvar="DISABLE_CORE_LIMIT", default=None, text="Never limit cores.")
 @click.option("--resource-name", default=None, help="Overrides resourceCountName.")
 @click.option("--allocation-mode", default="auto", show_default=True, help="auto or lock.")
@@ -85,12 +148,28 @@ def _switch(
     default=None,
     help="libvgpu.so that must be installed on the host (default: the packaged one, if there is one).",
 )
-@click.option("--kube-qps", type=click.FloatRange(min=0), default=50.0, show_default=True)
-@click.option("--kube-burst", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("-v", "--v", "verbosity", default="0", help="Log verbosity; 4 and more is debug.")
+@click.option(
+    "--kube-qps",
+    type=click.FloatRange(min=0),
+    default=50.0,
+    show_default=True,
+    help="Requests per second to Kubernetes.",
+)
+@click.option(
+    "--kube-burst",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Requests to Kubernetes at once.",
+)
+@click.option("-v", "--v", "verbosity", metavar="N", default="0", help="Log level; 4 and more: debug.")
 @click.pass_context
 def command(context: click.Context, /, **flags: Any) -> None:
-    """Offer this node's GPUs to kubelet and answer its allocations."""
+    """Offer the GPUs of this node to kubelet.
+
+    Answers kubelet's allocations with environment and mounts, and writes the node's cards into annotations.
+    Needs $NODE_NAME; Kubernetes is found by $KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    """
     if context.invoked_subcommand is not None:
         return
     from hami.kube.logs import level_from_verbosity, setup_logging
@@ -101,7 +180,7 @@ def command(context: click.Context, /, **flags: Any) -> None:
     try:
         asyncio.run(run_device_plugin(_process_config(flags)))
     except (HamiError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        fail("plugin.failed", error)
 
 
 def _number(text: str) -> int:
@@ -132,10 +211,14 @@ def _process_config(flags: dict[str, Any]) -> Any:
     from hami.protocol.lock import DEFAULT_LOCK_TIMEOUT
 
     if flags["config_file"] is None:
-        raise SettingsError("--config-file (CONFIG_FILE) is required")
+        raise SettingsError(
+            "--config-file ($CONFIG_FILE) is required: give it the path of a device-config.yaml"
+        )
     node_name = flags["node_name"] or os.environ.get(keys.ENV_NODE_NAME, "")
     if not node_name:
-        raise SettingsError("the environment variable NODE_NAME is not set")
+        raise SettingsError(
+            "the name of this node is missing: set $NODE_NAME (fieldRef spec.nodeName) or --node-name"
+        )
     _check_unsupported(flags)
     if os.environ.get(keys.ENV_HOSTPID_BROKER) == "1":
         raise SettingsError("LIBVGPU_HOSTPID_BROKER=1: the host PID broker is not available in this version")
@@ -180,7 +263,9 @@ def _check_unsupported(flags: dict[str, Any]) -> None:
     strategies = _strategies(flags)
     unknown = [name for name in strategies if name not in _STRATEGIES]
     if unknown:
-        raise SettingsError(f"unknown device list strategy: {', '.join(unknown)}")
+        raise SettingsError(
+            f"--device-list-strategy: unknown {', '.join(unknown)}; known are {', '.join(_STRATEGIES)}"
+        )
     if any(name.startswith("cdi") for name in strategies):
         raise SettingsError("CDI device list strategies are not available in this version; use envvar")
     if flags["device_id_strategy"] != "uuid":

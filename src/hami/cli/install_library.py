@@ -15,7 +15,10 @@ import click
 )
 @click.option("--host-root", default="", help="Keep all host paths below this directory (tests, demo).")
 def command(library: Path | None, host_root: str) -> None:
-    """Install libvgpu.so of this version below $HOOK_PATH/vgpu; does nothing if it is there already."""
+    """Install libvgpu.so on this host.
+
+    Puts this version below $HOOK_PATH/vgpu; does nothing if it is there already.
+    """
     from hami.node.paths import DEFAULT_HOOK_PATH, HostPaths
     from hami.node.plugin.library import install, packaged_library
     from hami.protocol.errors import HamiError

@@ -11,6 +11,9 @@ from typing import Any
 import click
 from click.decorators import FC
 
+from hami.cli.common import SWITCH, fail
+from hami.protocol.keys import ENV_HOOK_PATH, ENV_NODE_NAME
+
 _KLOG = (
     "logtostderr",
     "vmodule",
@@ -25,13 +28,26 @@ _KLOG = (
     "skip_log_headers",
     "log_backtrace_at",
 )
+_REQUIRED = {
+    ENV_HOOK_PATH: "the device plugin's folder on the host, usually /usr/local/vgpu",
+    ENV_NODE_NAME: "the name of this node, fieldRef spec.nodeName",
+}
 _MIN_RESYNC_S = 60.0
 _DEFAULT_RESYNC_S = 300.0
 
 
 def _switch(name: str, default: bool, text: str) -> Callable[[FC], FC]:
     """A boolean that takes ``--flag``, ``--flag=true`` and ``--flag=false``."""
-    return click.option(name, type=bool, is_flag=False, flag_value="true", default=default, help=text)
+    return click.option(
+        name,
+        type=bool,
+        metavar=SWITCH,
+        is_flag=False,
+        flag_value="true",
+        default=default,
+        show_default=True,
+        help=text,
+    )
 
 
 def _klog(command: FC) -> FC:
@@ -44,18 +60,34 @@ def _klog(command: FC) -> FC:
 
 
 @click.group(name="monitor", invoke_without_command=True)
-@click.option("--metrics-bind-address", default=":9394", show_default=True)
+@click.option("--metrics-bind-address", default=":9394", show_default=True, help="Address of /metrics.")
 @_switch("--legacy-metrics", False, "Also emit the metric names used before 2.9.")
 @_switch("--emit-allocated", True, "Emit limits of containers that have not used CUDA yet.")
 @_switch("--activity-from-last-kernel", True, "Also judge activity by the time of the last kernel.")
 @click.option("--host-root", default="", help="Keep all host paths below this directory (tests, demo).")
-@click.option("--kube-qps", type=click.FloatRange(min=0), default=50.0, show_default=True)
-@click.option("--kube-burst", type=click.IntRange(min=1), default=100, show_default=True)
-@click.option("-v", "--v", "verbosity", default="0", help="Log verbosity; 4 and more is debug.")
+@click.option(
+    "--kube-qps",
+    type=click.FloatRange(min=0),
+    default=50.0,
+    show_default=True,
+    help="Requests per second to Kubernetes.",
+)
+@click.option(
+    "--kube-burst",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Requests to Kubernetes at once.",
+)
+@click.option("-v", "--v", "verbosity", metavar="N", default="0", help="Log level; 4 and more: debug.")
 @_klog
 @click.pass_context
 def command(context: click.Context, /, **flags: Any) -> None:
-    """Serve metrics of the containers' device use, and run the priority feedback."""
+    """Metrics of the containers' device use, and priorities.
+
+    Needs $NODE_NAME and $HOOK_PATH (the plugin's folder on the host, usually /usr/local/vgpu). Kubernetes is
+    found by $KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    """
     if context.invoked_subcommand is not None:
         return
     from hami.kube.logs import level_from_verbosity, setup_logging
@@ -69,7 +101,7 @@ def command(context: click.Context, /, **flags: Any) -> None:
     try:
         asyncio.run(run_monitor(_process_config(flags)))
     except (HamiError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        fail("monitor.failed", error)
 
 
 @command.command()
@@ -92,12 +124,11 @@ def _process_config(flags: dict[str, Any]) -> Any:
     from hami.node.monitor.process import ProcessConfig
     from hami.node.monitor.service import MonitorOptions
     from hami.node.nvml import LIBRARY
-    from hami.protocol.keys import ENV_HOOK_PATH, ENV_NODE_NAME
 
     log = logging.getLogger(__name__)
-    for name in (ENV_HOOK_PATH, ENV_NODE_NAME):
+    for name, meaning in _REQUIRED.items():
         if not os.environ.get(name):
-            raise SettingsError(f"required environment variable {name} not set")
+            raise SettingsError(f"required environment variable {name} not set: {meaning}")
     ignored = sorted(name for name in _KLOG if flags.get(f"klog_{name}") is not None)
     if ignored:
         log.info("flags.ignored", extra={"flags": ignored})

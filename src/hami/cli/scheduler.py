@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 from click.decorators import FC
 
+from hami.cli.common import SWITCH, fail
 from hami.protocol.durations import parse_duration
 from hami.protocol.errors import DurationError, HamiError
 from hami.protocol.keys import ENV_NODELOCK_EXPIRE, ENV_POD_NAME, ENV_POD_NAMESPACE
@@ -97,6 +98,7 @@ def _bool_flag(name: str, default: str, text: str) -> Callable[[FC], FC]:
     return click.option(
         f"--{name}",
         type=_boolean,
+        metavar=SWITCH,
         is_flag=False,
         flag_value="true",
         default=default,
@@ -120,16 +122,41 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
 )
 @click.option("--cert_file", default="", help="TLS certificate; with --key_file: HTTPS, reloaded on change.")
 @click.option("--key_file", default="", help="TLS key.")
-@click.option("--tls-secret", default="", help="NAMESPACE/NAME: certificates made and renewed by ourselves.")
-@click.option("--tls-hosts", default="", help="Names and addresses of the self-managed certificate, a,b.")
-@click.option("--webhook-configuration", default="", help="Where self-managed TLS keeps the CA bundle right.")
+@click.option(
+    "--tls-secret",
+    default="",
+    metavar="NAMESPACE/NAME",
+    help="Secret in which the scheduler makes and renews its own certificate.",
+)
+@click.option(
+    "--tls-hosts", default="", metavar="NAME,...", help="Names and addresses that certificate is valid for."
+)
+@click.option(
+    "--webhook-configuration",
+    default="",
+    metavar="NAME",
+    help="Webhook configuration whose CA bundle follows that certificate.",
+)
 @click.option(
     "--scheduler-name", default="", help="Written to spec.schedulerName; also the source of events."
 )
-@click.option("--node-scheduler-policy", default="binpack", show_default=True, help="Default node policy.")
-@click.option("--gpu-scheduler-policy", default="spread", show_default=True, help="Default card policy.")
+@click.option(
+    "--node-scheduler-policy",
+    default="binpack",
+    show_default=True,
+    metavar="POLICY",
+    help="Node policy of pods that name none: binpack, spread, fragmentation-aware.",
+)
+@click.option(
+    "--gpu-scheduler-policy",
+    default="spread",
+    show_default=True,
+    metavar="POLICY",
+    help="Card policy of pods that name none: spread, binpack, mutex, topology-aware, numa, "
+    "fragmentation-aware.",
+)
 @click.option("--metrics-bind-address", default=":9395", show_default=True, help="Address of /metrics.")
-@click.option("--node-label-selector", default="", help="Nodes to consider, k=v,k=v.")
+@click.option("--node-label-selector", default="", metavar="K=V,...", help="Only nodes with these labels.")
 @click.option(
     "--kube-qps", type=float, default=50.0, show_default=True, help="Requests per second to Kubernetes."
 )
@@ -143,7 +170,7 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
     type=_duration,
     metavar="DURATION",
     default=None,
-    help="Age of a stale node lock (5m).",
+    help="Age at which a node lock is stale; default $HAMI_NODELOCK_EXPIRE, else 5m.",
 )
 @click.option(
     "--node-lock-retry-timeout",
@@ -153,19 +180,25 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
     show_default=True,
     help="How long members of a pod group wait for a locked node; 0: not at all.",
 )
-@_bool_flag("force-overwrite-default-scheduler", "true", "Take over pods of the default scheduler.")
+@_bool_flag(
+    "force-overwrite-default-scheduler",
+    "true",
+    "The webhook also takes pods that name the default scheduler.",
+)
 @_bool_flag("leader-elect", "false", "Act only while the Lease names this host.")
-@click.option("--leader-elect-resource-name", default="", help="Lease to observe.")
+@click.option(
+    "--leader-elect-resource-name", default="", help="Lease of kube-scheduler, whose holder is the leader."
+)
 @click.option("--leader-elect-resource-namespace", default="", help="Namespace of the Lease.")
 @_bool_flag("legacy-metrics", "false", "Also export the metric names of before 2.10.")
-@click.option("--device-config-file", default="", help="Device configuration (required).")
+@click.option("--device-config-file", default="", metavar="FILE", help="device-config.yaml (required).")
 @click.option(
     "--reservation-timeout",
     type=_duration,
     metavar="DURATION",
     default="15m",
     show_default=True,
-    help="For pods never bound.",
+    help="How long cards stay reserved for a pod that is never bound.",
 )
 @click.option(
     "--admission-privileged",
@@ -192,7 +225,10 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
 @_ignored(_LEGACY)
 @click.pass_context
 def command(ctx: click.Context, /, **flags: Any) -> None:
-    """Scheduler extender, admission webhook and metrics."""
+    """Scheduler extender, admission webhook and metrics.
+
+    Kubernetes is found by $KUBECONFIG, ~/.kube/config, or the service account of the pod.
+    """
     if ctx.invoked_subcommand is not None:
         return
     # imported here so that `hami --help` stays instant
@@ -202,13 +238,13 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
     for name in _LEGACY:
         if flags.get(name.replace("-", "_")) is not None:
             log.warning(
-                "flag.ignored", extra={"flag": f"--{name}", "advice": "the device config file decides"}
+                "flag.ignored", extra={"flag": f"--{name}", "advice": "set it in the device config file"}
             )
+    _warn_of_policies(flags)
     try:
         _run(flags)
     except HamiError as error:
-        log.error("scheduler.failed", extra={"reason": str(error)})  # noqa: TRY400 -- the text says it all
-        ctx.exit(1)
+        fail("scheduler.failed", error)
 
 
 @command.command()
@@ -220,6 +256,19 @@ def version() -> None:
     click.echo(f"PythonVersion: {platform.python_version()}")
     click.echo(f"Compiler: {sys.implementation.name}")
     click.echo(f"Platform: {sys.platform}/{platform.machine()}")
+
+
+def _warn_of_policies(flags: dict[str, Any]) -> None:
+    """HAMi takes any word here, so a wrong one must not stop the scheduler; nor must it pass unseen."""
+    from hami.scheduler.webhook import CARD_POLICIES, NODE_POLICIES
+
+    for name, known in (("node-scheduler-policy", NODE_POLICIES), ("gpu-scheduler-policy", CARD_POLICIES)):
+        words = [word.strip() for word in flags[name.replace("-", "_")].split(",")]
+        unknown = [word for word in words if word not in known]
+        if unknown:
+            log.warning(
+                "flag.unknown_policy", extra={"flag": f"--{name}", "unknown": unknown, "known": known}
+            )
 
 
 def _run(flags: dict[str, Any]) -> None:
@@ -249,7 +298,7 @@ def _settings(flags: dict[str, Any], environ: dict[str, str]) -> SchedulerSettin
     )
 
     if not flags["device_config_file"]:
-        raise SettingsError("--device-config-file is required")
+        raise SettingsError("--device-config-file is required: give it the path of a device-config.yaml")
     lease = None
     if flags["leader_elect"]:
         lease = (flags["leader_elect_resource_namespace"], flags["leader_elect_resource_name"])

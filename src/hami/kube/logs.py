@@ -13,7 +13,9 @@ from typing import Any
 
 import msgspec
 
-_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
+# They describe their own start and end in prose; the components log that as events.
+_QUIET = ("uvicorn",)
 _MAX_TEXT_CHARS = 8192
 
 
@@ -45,6 +47,9 @@ def setup_logging(level: int = logging.INFO) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
+    for name in _QUIET:
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
+    logging.captureWarnings(capture=True)
 
 
 def level_from_verbosity(verbosity: int) -> int:

@@ -173,6 +173,7 @@ class Cluster:
         self._check_socket_paths()
         self.logs.mkdir(parents=True, exist_ok=True)
         self.isolation = self.config.isolation or await probe_isolation(self.directory / "probe")
+        self._check_preload_path()
         self._progress(f"containers: {self.isolation.describe()}")
         await self.api.start()
         self.api.write_kubeconfig(self.kubeconfig)
@@ -228,6 +229,14 @@ class Cluster:
         ):  # fmt: skip
             if not (self.config.native / name).is_file():
                 raise ClusterError(f"{self.config.native / name} is missing: run `make native` first")
+
+    def _check_preload_path(self) -> None:
+        """Without namespaces the library is loaded by LD_PRELOAD, a list that spaces and colons separate."""
+        if self.isolation is Isolation.NONE and any(mark in str(self.directory) for mark in " :"):
+            raise ClusterError(
+                f"the working folder {self.directory} has a space or a colon in its name, so that no limit "
+                "would be enforced: set TMPDIR to another folder"
+            )
 
     def _check_socket_paths(self) -> None:
         for node in self.config.nodes:

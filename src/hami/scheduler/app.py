@@ -37,7 +37,7 @@ from hami.scheduler.state import ClusterState
 from hami.scheduler.timing import Timings
 from hami.scheduler.tls import ReloadingTls
 from hami.scheduler.webhook import Webhook, WebhookSettings
-from hami.vendors.config import load_profiles, parse_config
+from hami.vendors.config import ConfigError, load_profiles, parse_config
 from hami.vendors.types import VendorProfile
 
 _IDLE_COLLECT_S = 300.0
@@ -47,12 +47,15 @@ log = logging.getLogger(__name__)
 
 
 def read_profiles(path: Path, *, enable_ascend: bool, enable_iluvatar: bool) -> tuple[VendorProfile, ...]:
-    """The vendors of a device config file; raises ``SettingsError`` or the parser's error."""
+    """The vendors of a device config file; raises ``SettingsError``, which names the file."""
     try:
         text = path.read_bytes()
     except OSError as error:
         raise SettingsError(f"--device-config-file {path}: {error.strerror or error}") from error
-    config = parse_config(text)
+    try:
+        config = parse_config(text)
+    except ConfigError as error:
+        raise SettingsError(f"--device-config-file {path}: {error}") from error
     for warning in config.warnings:
         log.warning("config.warning", extra={"file": str(path), "text": warning})
     return load_profiles(config, enable_ascend=enable_ascend, enable_iluvatar=enable_iluvatar)

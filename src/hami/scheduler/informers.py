@@ -98,6 +98,10 @@ class NodeEvents:
 
     def take(self, outcome: NodeOutcome) -> None:
         """Write the handshakes and raise the events of an outcome, as the leader."""
+        for notice in outcome.notices:
+            log.warning(
+                "node.notice", extra={"node": notice.name, "reason": notice.reason, "text": notice.message}
+            )
         if not self._leadership.is_leader():
             return
         for name, wanted in outcome.patches:

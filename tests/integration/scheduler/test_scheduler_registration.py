@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
+
 MERGE = "application/merge-patch+json"
 
 
@@ -31,7 +33,9 @@ async def test_a_new_inventory_is_used_within_one_watch_event(world: Any) -> Non
     await world.until(lambda: len(world.scheduler.state.node_usage("n1").cards) == 2)
 
 
-async def test_an_unreadable_inventory_keeps_the_last_good_one_and_raises_an_event(world: Any) -> None:
+async def test_an_unreadable_inventory_keeps_the_last_good_one_and_raises_an_event(
+    world: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     await world.add_node("n1", cards=2)
     patch = {"metadata": {"annotations": {"hami.io/node-nvidia-register": "[{"}}}
     await world.request("PATCH", "/api/v1/nodes/n1", patch, MERGE)
@@ -40,6 +44,9 @@ async def test_an_unreadable_inventory_keeps_the_last_good_one_and_raises_an_eve
         await world.scheduler.recorder.flush(10)
         found = [message for kind, _, message in await world.events() if kind == "Warning"]
     assert len(world.scheduler.state.node_usage("n1").cards) == 2
+    logged = [vars(record) for record in caplog.records if record.getMessage() == "node.notice"]
+    assert [(line["node"], line["reason"]) for line in logged] == [("n1", "RegistrationUnreadable")]
+    assert "the last good devices stay in force" in logged[0]["text"]
 
 
 async def test_nodes_without_a_register_annotation_are_never_written(world: Any) -> None:

@@ -85,7 +85,6 @@ class PodWatch:
 async def run_monitor(config: ProcessConfig) -> None:
     """Run until SIGINT or SIGTERM. Raises :class:`hami.protocol.errors.HamiError` when it cannot start."""
     listener = listen(config.address)
-    logging.getLogger("uvicorn").setLevel(logging.WARNING)
     base = f"{config.host_root}{config.hook}"
     log.info("monitor.start", extra={"containers": f"{base}/containers", "node": config.options.node})
     limits = Limits(qps=config.kube_qps, burst=config.kube_burst)

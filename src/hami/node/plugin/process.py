@@ -63,7 +63,14 @@ async def run_device_plugin(config: ProcessConfig) -> None:
 
 def _verified(config: ProcessConfig) -> ProcessConfig:
     if config.library is None:
-        log.warning("library.not_verified", extra={"candidates": config.options.paths.library_candidates})
+        log.warning(
+            "library.not_verified",
+            extra={
+                "candidates": config.options.paths.library_candidates,
+                "advice": "this package holds no libvgpu.so to compare with: containers get whichever of "
+                "these files is there; give --library to have it checked",
+            },
+        )
         return config
     try:
         paths = verify(config.library, config.options.paths)
