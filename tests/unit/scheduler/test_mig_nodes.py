@@ -58,6 +58,27 @@ def test_a_pod_on_a_mig_card_without_its_reservation_closes_the_card(lab: Lab, t
     assert lab.placed(lab.pod("new", lab.container(mem=1024)))[0] == "n1"
 
 
+def test_a_bad_reservation_closes_no_card_that_its_pod_does_not_hold(lab: Lab) -> None:
+    lab.node("n1", mig_card(lab, "a", 4), mig_card(lab, "b", 4))
+    annotations = {
+        "hami.io/vgpu-node": "n1",
+        ALLOCATED: "a,NVIDIA,2048,25:;",
+        RESERVED: reservation("gone", 1),
+    }
+    lab.see(lab.pod("old", lab.container(gpus=None), annotations=annotations, node="n1"))
+    assert {card.info.id: card.healthy for card in lab.state.node_usage("n1").cards} == {
+        "a": False,
+        "b": True,
+    }
+
+
+def test_a_reservation_on_a_shared_card_closes_it(lab: Lab) -> None:
+    lab.node("n1", lab.card("a"))
+    annotations = {"hami.io/vgpu-node": "n1", ALLOCATED: "a,NVIDIA,2048,25:;", RESERVED: reservation("a", 1)}
+    lab.see(lab.pod("old", lab.container(gpus=None), annotations=annotations, node="n1"))
+    assert lab.refused(lab.pod("new", lab.container(mem=1024))) == {"n1": "1/1 CardNotHealth"}
+
+
 def test_a_known_slice_is_not_given_again(lab: Lab) -> None:
     lab.node("n1", mig_card(lab, "a", 2))
     annotations = {"hami.io/vgpu-node": "n1", ALLOCATED: "a,NVIDIA,2048,25:;", RESERVED: reservation("a", 1)}
