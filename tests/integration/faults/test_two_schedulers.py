@@ -134,30 +134,34 @@ class Plugin:
 
 
 @asynccontextmanager
-async def scheduler(api: ApiServer, hostname: str) -> AsyncIterator[Scheduler]:
-    """A scheduler that leads while ``hostname`` holds the Lease, and a loop in front of it."""
+async def scheduler(
+    api: ApiServer, hostname: str, lease: tuple[str, str] | None = LEASE, *, loops: int = 1
+) -> AsyncIterator[Scheduler]:
+    """A scheduler that leads while ``hostname`` holds the Lease (None: always), and loops in front of it."""
     settings = SchedulerSettings(
         device_config_file=Path("unused"), hostname=hostname, http_bind="127.0.0.1:0",
-        metrics_bind_address="127.0.0.1:0", scheduler_name="hami-scheduler", kube_qps=0.0, lease=LEASE,
+        metrics_bind_address="127.0.0.1:0", scheduler_name="hami-scheduler", kube_qps=0.0, lease=lease,
     )  # fmt: skip
     stop = asyncio.Event()
-    async with Client(ClientConfig(api.url), Limits(qps=0.0), user_agent="hami-scheduler") as client:
+    async with AsyncExitStack() as stack:
+        client = await stack.enter_async_context(
+            Client(ClientConfig(api.url), Limits(qps=0.0), user_agent="hami-scheduler")
+        )
         made = Scheduler.build(settings, load_profiles(decode_config({"nvidia": NVIDIA})), client)
         running = asyncio.create_task(made.run(stop))
         async with asyncio.timeout(LIMIT_S):
             while not made.ports and not running.done():  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
-        url = f"http://127.0.0.1:{made.ports['extender']}"
         # Short, so that the loop whose scheduler does not lead soon lets go of a pod.
-        extender = Extender(url, MANAGED, timeout_s=1.0)
-        loop = SchedulerLoop(
-            api.registry, time.time, [Profile("hami-scheduler", extender=extender, ignored=MANAGED)]
-        )
-        await loop.start()
+        extender = Extender(f"http://127.0.0.1:{made.ports['extender']}", MANAGED, timeout_s=1.0)
+        profile = Profile("hami-scheduler", extender=extender, ignored=MANAGED)
+        for _ in range(loops):
+            loop = SchedulerLoop(api.registry, time.time, [profile])
+            await loop.start()
+            stack.push_async_callback(loop.stop)
         try:
             yield made
         finally:
-            await loop.stop()
             stop.set()
             await running
 
@@ -249,3 +253,24 @@ async def _unsettled(api: ApiServer, both: list[Scheduler]) -> list[str]:
         if compared(text) != wanted:
             found.append(f"{made.settings.hostname} differs from a rebuild")
     return found
+
+
+@pytest.mark.timeout(300)
+async def test_two_loops_in_front_of_one_scheduler_bind_every_pod_once(embedded_api: ApiServer) -> None:
+    rng = random.Random(SEED)
+    api = embedded_api
+    for name in ("n1", "n2"):
+        await api.registry.create(NODES, "", node_object(name, 1))
+    ledger = Ledger(api)
+    ledger.watch()
+    Plugin(api, rng)
+    async with scheduler(api, "a", None, loops=2) as made:
+        for step in range(10):
+            await api.registry.create(PODS, "default", pod_object(f"p{step}", rng.choice((3000, 9000))))
+        async with asyncio.timeout(LIMIT_S):
+            while await _unsettled(api, [made]):
+                assert ledger.broken == []
+                await asyncio.sleep(0.1)
+    bindings = [path for method, path in api.seen if method == "POST" and path.endswith("/binding")]
+    bound = [pod for pod in api.store.list(PODS) if dig(pod, "spec", "nodeName")]
+    assert len(bindings) == len(set(bindings)) == len(bound) > 3
