@@ -7,12 +7,13 @@ import json
 import os
 import struct
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, Node, Shell, read_usage
+from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, UNKNOWN, Node, Shell, read_usage
 
 from hami.protocol import region_layout as layout
 
@@ -270,7 +271,7 @@ def test_a110_a_child_of_a_raw_system_call_leaves_its_parent_alone(node: Node) -
         "sys.stdin.readline()\n"
     )
     process = subprocess.Popen(
-        [os.environ.get("PYTHON", "python3"), "-c", code],
+        [sys.executable, "-c", code],
         env=node.environment(CUDA_DEVICE_MEMORY_LIMIT_0="64m"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -329,3 +330,99 @@ def test_a123_a_flag_left_by_a_killed_holder_is_cleared_by_the_next(node: Node) 
     poke(node.region(), offset, (4_000_000).to_bytes(4, "little"))
     shell.must(f"alloc {MIB}")
     assert layout.Extension.slow.read(node.region().read_bytes(), EXTENSION) == 0
+
+
+def test_a24_a_region_of_another_user_is_refused(node: Node) -> None:
+    """Outside of a directory that the host mounted; only root can make such a file."""
+    region = node.region()
+    region.parent.mkdir()
+    region.write_bytes(b"")
+    if os.geteuid() != 0:
+        assert region.stat().st_uid == os.geteuid()
+        return
+    os.chown(region, 1001, 1001)
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m")
+    assert shell.ask("init")[0] == UNKNOWN
+    assert len([line for line in shell.stderr().splitlines() if "belongs to another user" in line]) == 1
+    assert region.read_bytes() == b""
+
+
+@pytest.mark.parametrize("rate", [100_000, 300_000])
+def test_a98_a_storm_of_tiny_kernels_on_an_idle_card_is_not_slowed(node: Node, rate: int) -> None:
+    """What the events measure is charged, about nothing. The storm keeps its rate by pauses."""
+    code = LAUNCH + (
+        "import time\n"
+        "kernel, call = function(b'spin_ns_100'), cuda.cuLaunchKernel\n"
+        "def storm(seconds):\n"
+        "    end = time.monotonic() + seconds\n"
+        "    due = time.monotonic()\n"
+        "    while due < end:\n"
+        f"        for _ in range({rate // 1000}):\n"
+        "            call(kernel, 1, 1, 1, 32, 1, 1, 0, None, None, None)\n"
+        "        due = max(due + 0.001, time.monotonic() - 0.001)\n"
+        "        time.sleep(max(0.0, due - time.monotonic()))\n"
+        "storm(5)\n"
+        "print('warm', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "storm(3)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=node.environment(CUDA_DEVICE_SM_LIMIT="10"),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    device = EXTENSION + layout.Extension.devices.offset
+
+    def throttled() -> int:
+        return layout.ExtensionDevice.throttled.read(node.region().read_bytes(), device)
+
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "warm\n"
+        before = throttled()
+    finally:
+        process.communicate("\n")
+    assert throttled() - before < 30_000_000
+
+
+def test_a100_events_stay_within_their_budget(node: Node, tmp_path: Path) -> None:
+    """A thousand functions, then very many launches of one: few events, each measured launch has two."""
+    log = tmp_path / "calls"
+    code = LAUNCH + (
+        "for index in range(1000):\n"
+        "    launch(function(f'spin_us_1_{index}'.encode()))\n"
+        "kernel = function(b'spin_ns_500')\n"
+        "for _ in range(50000):\n"
+        "    launch(kernel)\n"
+        "good(cuda.cuCtxSynchronize())\n"
+    )
+    node.python(code, CUDA_DEVICE_SM_LIMIT="90", FAKEGPU_CALL_LOG=str(log))
+    calls = [line.split()[3] for line in log.read_text().splitlines()]
+    assert calls.count("cuEventCreate") <= 16
+    assert 2 <= calls.count("cuEventRecord") < 51_000 * 2 / 20
+    open_now = most = 0
+    for name in calls:
+        open_now += (name == "cuEventRecord") - 2 * (name == "cuEventElapsedTime")
+        most = max(most, open_now)
+    assert most <= 2 * 8
+
+
+def test_a108_a_program_of_an_old_glibc_reaches_our_dlsym(node: Node, tmp_path: Path) -> None:
+    """Built against glibc before 2.34 a program asks for dlsym of version GLIBC_2.2.5."""
+    source = tmp_path / "old.c"
+    source.write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <stdio.h>\n"
+        'extern void *old_dlsym(void *, const char *);\n__asm__(".symver old_dlsym,dlsym@GLIBC_2.2.5");\n'
+        "int main(void) {\n"
+        '    void *library = dlopen("libcuda.so.1", RTLD_NOW);\n'
+        "    Dl_info info;\n"
+        '    if (library == 0 || dladdr(old_dlsym(library, "cuMemAlloc_v2"), &info) == 0)\n'
+        "        return 1;\n"
+        "    return puts(info.dli_fname) < 0;\n}\n"
+    )
+    program = tmp_path / "old"
+    subprocess.run(["gcc", "-o", str(program), str(source), "-ldl"], check=True)
+    done = node.run(str(program))
+    assert (done.returncode, done.stdout.strip()) == (0, str(node.build.libvgpu))

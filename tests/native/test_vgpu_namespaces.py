@@ -88,3 +88,19 @@ def test_the_process_list_names_the_container_s_pids(served: Node) -> None:
     served.shell("neighbour", prefix=NAMESPACE).start()
     served.shell("a", prefix=NAMESPACE).start()
     assert json.loads(served.python(NVML, "a")) == [1]
+
+
+def test_a68_two_processes_that_start_together_get_no_wrong_pid(served: Node) -> None:
+    """Two new PIDs at once: each process stores its own or none."""
+    for attempt in range(4):
+        shells = [served.shell(f"c{attempt}{which}", prefix=NAMESPACE) for which in "ab"]
+        for shell in shells:
+            assert shell.process.stdin is not None
+            shell.process.stdin.write("init\nretain 0\n")
+            shell.process.stdin.flush()
+        for shell in shells:
+            assert shell.process.stdout is not None
+            for _ in range(2):
+                assert shell.process.stdout.readline().split()[0] == "0"
+        for which, shell in zip("ab", shells, strict=True):
+            assert slot(served, f"c{attempt}{which}")[1] in (0, host_pid(shell))
