@@ -154,14 +154,13 @@ def sized(size: int, magic: int = layout.MAGIC, major: int = 0, minor: int = 0) 
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        (sized(4), "too_small"),
-        (sized(64, magic=0), "bad_magic"),
-        (sized(64, major=1), "unknown_version"),
-        (sized(2_008_953, major=2), "unknown_version"),
-        (sized(1_300_000, major=1, minor=2), "short_read"),
-        (sized(804_681), "unknown_version"),
+        pytest.param(sized(4), "too_small", id="case 10"),
+        pytest.param(sized(64, magic=0), "bad_magic", id="case 11"),
+        pytest.param(sized(64, major=1), "unknown_version", id="case 12"),
+        pytest.param(sized(2_008_953, major=2), "unknown_version", id="case 15"),
+        pytest.param(sized(1_300_000, major=1, minor=2), "short_read", id="case 16"),
+        pytest.param(sized(804_681), "unknown_version", id="case 17"),
     ],
-    ids=["case 10", "case 11", "case 12", "case 15", "case 16", "case 17"],
 )
 def test_10_to_17_broken_files_have_their_reason(containers: Path, data: bytearray, expected: str) -> None:
     store(containers, data)
