@@ -7,6 +7,7 @@ BIN := .venv/bin
 NATIVE := build/native
 ASAN := build/native-asan
 TSAN := build/native-tsan
+COVERAGE := build/native-coverage
 CASES ?= tests/conformance/cases
 JOBS ?= 2
 PYTEST_ARGS ?=
@@ -23,7 +24,7 @@ C_FILES := $(shell find native tests bench -name "*.[ch]" 2>/dev/null)
 # Test programs find their copy of the libraries through this variable.
 export HAMI_NATIVE_BUILD := $(CURDIR)/$(NATIVE)
 
-.PHONY: help setup native sanitized demo test faults lint format bench conformance clean
+.PHONY: help setup native sanitized demo test faults coverage lint format bench conformance clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,9 +41,10 @@ sanitized: $(ASAN)/.built $(TSAN)/.built
 $(NATIVE)/.built: SANITIZERS :=
 $(ASAN)/.built: SANITIZERS := address,undefined
 $(TSAN)/.built: SANITIZERS := thread
-$(NATIVE)/.built $(ASAN)/.built $(TSAN)/.built: .venv/.synced $(NATIVE_SOURCES)
+$(COVERAGE)/.built: NATIVE_OPTIONS := -DHAMI_COVERAGE=ON
+$(NATIVE)/.built $(ASAN)/.built $(TSAN)/.built $(COVERAGE)/.built: .venv/.synced $(NATIVE_SOURCES)
 	@$(BIN)/cmake -S native -B $(@D) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-		-DHAMI_SANITIZE=$(SANITIZERS) --log-level=WARNING >/dev/null
+		-DHAMI_SANITIZE=$(SANITIZERS) $(NATIVE_OPTIONS) --log-level=WARNING >/dev/null
 	@echo "building $(@D)"; $(BIN)/cmake --build $(@D) --parallel $(JOBS) -- --quiet
 	@touch $@
 
@@ -54,6 +56,16 @@ test: native sanitized ## All tests that need no cluster of their own
 
 faults: native ## Kill components at random moments: make faults RUNS=100 SEED=1 (FAULTS_ARGS=--storm: API faults)
 	@$(BIN)/python tests/integration/faults/campaign.py --runs $(RUNS) --seed $(SEED) $(FAULTS_ARGS)
+
+# Not counted: what needs sanitizers, and two tests that look into a library without counters.
+coverage: native $(COVERAGE)/.built ## Branch coverage of the Python code and line coverage of native/vgpu
+	$(BIN)/python -m pytest -q -n $(JOBS) tests/unit tests/conformance tests/fuzz --cov=hami --cov-branch --cov-report=term
+	@find $(COVERAGE) -name "*.gcda" -delete
+	HAMI_NATIVE_BUILD=$(CURDIR)/$(COVERAGE) $(BIN)/python -m pytest -q tests/native \
+		-k "vgpu and not sanitized and not asan and not tsan and not survived" \
+		--deselect tests/native/test_vgpu_artifact.py::test_nothing_runs_when_the_library_is_loaded \
+		--deselect tests/native/test_vgpu_artifact.py::test_the_library_never_ends_or_changes_its_process
+	$(BIN)/python tools/native_coverage.py $(COVERAGE) --minimum 85
 
 lint: .venv/.synced ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check .
