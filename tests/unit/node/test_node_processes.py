@@ -31,6 +31,8 @@ from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from hami.node.cluster import KubeCluster
 from hami.node.monitor import process as monitor_process
+from hami.node.monitor.server import listen
+from hami.node.monitor.service import Monitor
 from hami.node.plugin import process as plugin_process
 from hami.node.plugin.library import LibraryError, install
 from hami.protocol import region_layout as layout
@@ -99,13 +101,13 @@ class RunningMonitor:
         context = monitor.command.make_context("monitor", ["--metrics-bind-address=127.0.0.1:0", *flags])
         config = monitor._process_config(context.params)
         self.config = replace(config, nvml_library=str(folder / "no-such-library.so"))
-        listeners: list[socket.socket] = []
-        self.listeners = listeners
-        listen = monitor_process.listen
-        monkeypatch.setattr(
-            monitor_process, "listen", lambda address: listeners.append(listen(address)) or listeners[-1]
-        )
+        self.listeners: list[socket.socket] = []
+        monkeypatch.setattr(monitor_process, "listen", self.listen)
         self.task: asyncio.Task[None] | None = None
+
+    def listen(self, address: str) -> socket.socket:
+        self.listeners.append(listen(address))
+        return self.listeners[-1]
 
     async def __aenter__(self) -> RunningMonitor:
         self.task = asyncio.create_task(monitor_process.run_monitor(self.config))
@@ -201,7 +203,7 @@ async def test_a_tick_that_dies_ends_the_monitor_with_its_error(
     async def die(self: object) -> None:
         raise ArithmeticError("a bug")
 
-    monkeypatch.setattr(monitor_process.Monitor, "tick", die)
+    monkeypatch.setattr(Monitor, "tick", die)
     running = RunningMonitor(folder, "n1", monkeypatch)
     with pytest.raises(ArithmeticError, match="a bug"):
         await monitor_process.run_monitor(running.config)
@@ -263,12 +265,16 @@ async def test_d20_after_a_reboot_everything_is_back_before_kubelet_hears_of_us(
         running = asyncio.create_task(plugin_process.run_device_plugin(config))
         await until(lambda: kubelet.requests)
         assert kubelet.lock_parent == 0o1777
-        node = lambda: api.store.get(NODES, "", "n1")["metadata"].get("annotations") or {}  # noqa: E731
-        await until(lambda: U1 in node().get("hami.io/node-nvidia-register", ""))
+
+        def registered() -> str:
+            notes = api.store.get(NODES, "", "n1")["metadata"].get("annotations") or {}
+            return str(notes.get("hami.io/node-nvidia-register", ""))
+
+        await until(lambda: U1 in registered())
         (folder / "config.json").write_text('{"nodeconfig":[{"name":"n1","devicesplitcount":5}]}')
         assert not running.done()
         os.kill(os.getpid(), signal.SIGHUP)
-        await until(lambda: '"count":5' in node().get("hami.io/node-nvidia-register", ""))
+        await until(lambda: '"count":5' in registered())
         (folder / "config.json").write_text("{")
         assert not running.done()
         os.kill(os.getpid(), signal.SIGHUP)
