@@ -32,7 +32,8 @@ DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class RuntimeHook:
     """What the container runtime adds for containers with NVIDIA_VISIBLE_DEVICES, as NVIDIA's does.
 
-    ``env`` is set under the container's own variables; ``library_path`` goes in front of LD_LIBRARY_PATH.
+    ``env`` is set under the container's own variables; ``library_path`` goes in front of LD_LIBRARY_PATH
+    and behind PATH, where the driver's programs are found.
     """
 
     env: Mapping[str, str]
@@ -46,6 +47,7 @@ class RuntimeHook:
         env = {**self.env, **plan.env}
         before = env.get("LD_LIBRARY_PATH")
         env["LD_LIBRARY_PATH"] = f"{self.library_path}:{before}" if before else self.library_path
+        env["PATH"] = f"{env.get('PATH', DEFAULT_PATH)}:{self.library_path}"
         return replace(plan, env=env, visible=(*plan.visible, *self.visible))
 
 

@@ -213,6 +213,12 @@ def test_the_runtime_adds_the_driver_where_devices_are_visible(visible: str, pat
     assert hook.apply(plan).env["LD_LIBRARY_PATH"] == path
 
 
+def test_programs_of_the_driver_are_found_after_all_others() -> None:
+    hook = RuntimeHook(env={}, library_path="/driver")
+    plan = ContainerPlan(argv=("true",), env={"NVIDIA_VISIBLE_DEVICES": "GPU-1", "PATH": "/bin"})
+    assert hook.apply(plan).env["PATH"] == "/bin:/driver"
+
+
 def write_cdi(root: Path, document: Any) -> None:
     directory = root / "var/run/cdi"
     directory.mkdir(parents=True)
