@@ -21,7 +21,7 @@ import msgspec
 
 from hami.kube.client import Client
 from hami.kube.errors import UNDECODABLE, ApiError, Gone, KubeError, Status, TransportError, error_from_status
-from hami.kube.operations import PAGE_SIZE, Selection, fresh_version, list_pages
+from hami.kube.operations import PAGE_SIZE, Page, Selection, fresh_version, list_pages
 from hami.kube.ratelimit import Backoff
 from hami.kube.resources import Resource
 from hami.protocol.errors import HamiError
@@ -185,6 +185,17 @@ class Informer(Generic[T]):
             started = self._lists_started
             self._relist.set()
             await self._progress.wait_for(lambda: self._newest_list_done > started)
+
+    def absorb(self, page: Page) -> None:
+        """Take over objects that were read by the way, unless the watch is past that read already.
+
+        For objects of the informer's own selection. What the watch tells later counts as always.
+        """
+        read, reached = _number(page.resource_version), _number(self._version)
+        if read is None or (reached is not None and read <= reached):
+            return
+        for raw in page.items:
+            self._apply(raw)
 
     def _reached(self, target: int) -> bool:
         current = _number(self._version)

@@ -42,6 +42,7 @@ from hami.vendors.types import VendorProfile
 
 _IDLE_COLLECT_S = 300.0
 _FLUSH_S = 2.0
+_YOUNG_S = 60.0  # as long as an API server works on a request
 
 log = logging.getLogger(__name__)
 
@@ -107,10 +108,15 @@ class Scheduler:
             privileged_allowed=settings.privileged == "allow-unlimited",
             scheduler_name=settings.scheduler_name,
         )
-        binder = Binder(client, state, leadership, locks, events, binder_settings)
         nodes = NodeEvents(state, leadership, events, writer, locks)
         pods = PodEvents(state, leadership, events, writer, pending)
         informers = Informers(client, leadership, pods, nodes, QuotaEvents(state), settings.lease)
+
+        async def catch_up(node: str) -> None:
+            if gate.opened_within(_YOUNG_S):  # a Binding of whoever decided before us may land this late
+                await informers.read_pods_of(node)
+
+        binder = Binder(client, state, leadership, locks, events, binder_settings, catch_up=catch_up)
         timings = Timings()
         extender = Extender(
             state, gate, binder, events, pending, timings, max_body_bytes=settings.max_request_bytes

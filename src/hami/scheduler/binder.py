@@ -8,7 +8,7 @@ import enum
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +87,12 @@ class Binder:
         events: SchedulerEvents,
         settings: BinderSettings | None = None,
         *,
+        catch_up: Callable[[str], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
+        """``catch_up`` brings what is bound to a node into the state, as far as that is needed; asked with
+        the node's lock in hand, it raises ``HamiError`` when it cannot."""
         self._client = client
         self._state = state
         self._leadership = leadership
@@ -97,6 +100,7 @@ class Binder:
         self._events = events
         self._settings = settings or BinderSettings()
         self._managed = {name for profile in state.profiles.values() for name in profile.names.all()}
+        self._catch_up = catch_up
         self._clock = clock
         self._sleep = sleep
         self._settling: dict[str, asyncio.Task[Result]] = {}
@@ -146,6 +150,14 @@ class Binder:
         if failure:
             self._events.binding_failed(pod_of(reservation), failure)
             return failure
+        if self._catch_up is not None:
+            try:
+                await self._catch_up(args.node)
+            except HamiError as error:
+                await self._release(reservation)
+                failure = f"the pods of node {args.node} cannot be read: {error}"
+                self._events.binding_failed(pod_of(reservation), failure)
+                return failure
         return await self._send_first(reservation)
 
     async def settled(self, uid: str, timeout_s: float) -> bool:

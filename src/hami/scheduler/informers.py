@@ -10,7 +10,7 @@ from collections.abc import Callable
 from hami.kube.client import Client
 from hami.kube.errors import KubeError
 from hami.kube.informer import Informer
-from hami.kube.operations import Selection
+from hami.kube.operations import Selection, list_pages
 from hami.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
 from hami.protocol.views import Lease, Metadata, Node, Pod, ResourceQuota, decode
 from hami.scheduler.answers import NodeOutcome, PodOutcome
@@ -142,6 +142,7 @@ class Informers:
         quotas: QuotaEvents,
         lease: tuple[str, str] | None,
     ) -> None:
+        self._client = client
         self.pods = Informer(client, PODS, lambda raw: decode(raw, Pod), pods, keep=_slim_pod)
         self.nodes = Informer(client, NODES, lambda raw: decode(raw, Node), nodes, keep=_slim_node)
         self.quotas = Informer(client, RESOURCE_QUOTAS, lambda raw: decode(raw, ResourceQuota), quotas)
@@ -167,6 +168,12 @@ class Informers:
         """Wait until every kind was listed once."""
         for informer in (self.nodes, self.quotas, self.pods):
             await informer.synced.wait()
+
+    async def read_pods_of(self, node: str) -> None:
+        """Take over the pods bound to a node as they are now, ahead of the watch; raises ``KubeError``."""
+        selection = Selection(field_selector=f"spec.nodeName={node}")
+        async for page in list_pages(self._client, PODS, selection):
+            self.pods.absorb(page)
 
     async def pass_fresh_reads(self) -> None:
         """Return once everything stored before this call has been delivered; raises ``KubeError``."""

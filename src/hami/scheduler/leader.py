@@ -60,15 +60,23 @@ class Leadership:
 class SyncGate:
     """Closed until the state may be trusted for decisions; `/filter` waits here."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._open = asyncio.Event()
+        self._clock = clock
+        self._opened_at = 0.0
 
     @property
     def is_open(self) -> bool:
         return self._open.is_set()
 
     def open(self) -> None:
+        self._opened_at = self._clock()
         self._open.set()
+
+    def opened_within(self, seconds: float) -> bool:
+        """Whether it was opened less than ``seconds`` ago: requests of whoever decided before may still
+        land."""
+        return self._clock() - self._opened_at < seconds
 
     def close(self) -> None:
         self._open.clear()

@@ -5,7 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from aiohttp import web
 
+from hami.local.resources import PODS
+
+ALLOCATED = "hami.io/vgpu-devices-allocated"
 BINDINGS = "/api/v1/namespaces/default/pods/{}/binding"
 
 
@@ -66,3 +70,58 @@ async def test_a_card_with_room_for_both_is_bound(world: Any) -> None:
     await bind_elsewhere(world, "other", "GPU-n1-0", 7000, 0)
     await world.until(lambda: world.used_mib("n1") == [8000])
     assert await world.bind(pod, "n1") == ""
+
+
+async def test_a_binding_of_the_predecessor_that_lands_late_is_seen_before_ours(world: Any) -> None:
+    """The watch is down, so only a read of the node's pods can show it."""
+    await world.add_node("n1")
+    pod = await world.add_pod("p", mem=5000)
+    assert (await world.filter(pod, "n1"))["NodeNames"] == ["n1"]
+    registry = world.api.registry
+
+    async def late(request: web.Request) -> web.StreamResponse | None:
+        if request.query.get("watch") and request.path.endswith("/pods"):
+            return web.json_response({"kind": "Status", "code": 503}, status=503)
+        if request.method == "PATCH" and request.path.endswith("/nodes/n1"):
+            world.api.drop_watches()
+            body = {"metadata": {"name": "other"}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+            await registry.create(PODS, "default", body)
+            annotations = {"hami.io/vgpu-node": "n1", ALLOCATED: "GPU-n1-0,NVIDIA,5000,0:;"}
+            registry.bind(
+                "default", "other", {"metadata": {"annotations": annotations}, "target": {"name": "n1"}}
+            )
+        return None
+
+    world.api.intercept = late
+    error = await world.bind(pod, "n1")
+    assert error == "card GPU-n1-0 has been given to other pods, pod default/p will be scheduled again"
+    assert world.used_mib("n1") == [5000]
+    assert "nodeName" not in (await world.pod("p"))["spec"]
+
+
+async def test_while_the_nodes_pods_cannot_be_read_a_young_scheduler_does_not_bind(world: Any) -> None:
+    await world.add_node("n1")
+    pod = await world.add_pod("p")
+    await world.filter(pod, "n1")
+
+    async def ill(request: web.Request) -> web.StreamResponse | None:
+        if "nodeName" in request.query.get("fieldSelector", ""):
+            return web.json_response({"kind": "Status", "code": 500, "message": "ill"}, status=500)
+        return None
+
+    world.api.intercept = ill
+    assert "the pods of node n1 cannot be read" in await world.bind(pod, "n1")
+    node = await world.request("GET", "/api/v1/nodes/n1")
+    assert "hami.io/mutex.lock" not in node["metadata"]["annotations"]
+    world.api.intercept = None
+    assert await world.bind(pod, "n1") == ""
+
+
+async def test_later_the_watch_is_enough(world: Any) -> None:
+    await world.add_node("n1")
+    pod = await world.add_pod("p")
+    await world.filter(pod, "n1")
+    world.scheduler.gate._opened_at -= 61
+    world.api.seen.clear()
+    assert await world.bind(pod, "n1") == ""
+    assert not any("fieldSelector" in path for _, path in world.api.seen)
