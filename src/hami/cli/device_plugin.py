@@ -139,7 +139,19 @@ def _switch(
 )
 @_switch("--disable-core-limit", envvar="DISABLE_CORE_LIMIT", default=None, text="Never limit cores.")
 @click.option("--resource-name", default=None, help="Overrides resourceCountName.")
-@click.option("--allocation-mode", default="auto", show_default=True, help="auto or lock.")
+@click.option(
+    "--allocation-mode",
+    default="auto",
+    show_default=True,
+    help="lock, exact (no node lock, needs CDI), or auto: exact where kubelet and runtime can do it.",
+)
+@click.option(
+    "--scheduler-name",
+    envvar="SCHEDULER_NAME",
+    default="hami-scheduler",
+    show_default=True,
+    help="Named to users whose pod was not scheduled by it.",
+)
 @click.option("--host-root", default="", help="Keep all host paths below this directory (tests, demo).")
 @_switch("--limits-file", envvar="LIMITS_FILE", default=True, text="Mount a limits file into containers.")
 @click.option(
@@ -200,6 +212,7 @@ def version() -> None:
 def _process_config(flags: dict[str, Any]) -> Any:
     from hami.node.config import Overrides
     from hami.node.errors import SettingsError
+    from hami.node.exact.mode import check_flags
     from hami.node.nvml import resolve_library
     from hami.node.paths import DEFAULT_HOOK_PATH, HostPaths
     from hami.node.plugin.health_rules import parse_rules
@@ -224,6 +237,8 @@ def _process_config(flags: dict[str, Any]) -> Any:
         raise SettingsError("LIBVGPU_HOSTPID_BROKER=1: the host PID broker is not available in this version")
     hook = os.environ.get(keys.ENV_HOOK_PATH) or DEFAULT_HOOK_PATH
     paths = HostPaths(flags["host_root"].rstrip("/"), hook.rstrip("/"), f"v{package_version('hami')}")
+    kubelet_socket = paths.kubelet_socket(flags["kubelet_socket"])
+    check_flags(flags["allocation_mode"], kubelet_socket)
     expiry = os.environ.get(keys.ENV_NODELOCK_EXPIRE)
     return ProcessConfig(
         node_name=node_name,
@@ -238,7 +253,7 @@ def _process_config(flags: dict[str, Any]) -> Any:
         ),
         options=PluginOptions(
             paths=paths,
-            kubelet_socket=paths.kubelet_socket(flags["kubelet_socket"]),
+            kubelet_socket=kubelet_socket,
             delivery=_delivery(flags),
             rules=parse_rules(
                 os.environ.get("DP_DISABLE_HEALTHCHECKS", ""), os.environ.get("DP_ENABLE_HEALTHCHECKS", "")
@@ -252,6 +267,8 @@ def _process_config(flags: dict[str, Any]) -> Any:
         lock_timeout_s=parse_duration(expiry) if expiry else DEFAULT_LOCK_TIMEOUT,
         kube_qps=flags["kube_qps"],
         kube_burst=flags["kube_burst"],
+        allocation_mode=flags["allocation_mode"],
+        scheduler_name=flags["scheduler_name"],
     )
 
 
@@ -282,8 +299,6 @@ def _check_unsupported(flags: dict[str, Any]) -> None:
         )
     if os.environ.get(keys.ENV_TOPOLOGY_SCORE) == "true":
         raise SettingsError(f"{keys.ENV_TOPOLOGY_SCORE}=true: pair scores are not available in this version")
-    if flags["allocation_mode"] not in ("auto", "lock"):
-        raise SettingsError("--allocation-mode must be auto or lock; exact is not available in this version")
 
 
 def _strategies(flags: dict[str, Any]) -> list[str]:

@@ -84,6 +84,7 @@ class ClusterConfig:
     """``native``: the folder of ``make native``. ``directory``: working files (default: a temporary folder).
 
     ``isolation`` of the containers: None takes the strongest that works here.
+    ``allocation_mode``: ``lock`` or ``exact`` (or ``auto``, which is ``lock`` with this kubelet).
     ``scheduler_args``, ``plugin_args``, ``monitor_args`` are appended to the command lines.
     """
 
@@ -92,6 +93,7 @@ class ClusterConfig:
     directory: Path | None = None
     isolation: Isolation | None = None
     device_config: Object = field(default_factory=lambda: DEVICE_CONFIG)
+    allocation_mode: str = "auto"
     scheduler_args: Sequence[str] = ()
     plugin_args: Sequence[str] = ()
     monitor_args: Sequence[str] = ()
@@ -269,7 +271,7 @@ class Cluster:
             f"{node.name}-plugin",
             lambda: hami_command(
                 "device-plugin", "--config-file", str(device_config), "--host-root", str(root),
-                *self.config.plugin_args,
+                "--allocation-mode", self.config.allocation_mode, *self.config.plugin_args,
             ),
             {**base, "HOOK_PATH": HOOK_PATH},
             self.logs,

@@ -59,9 +59,12 @@ class PodResourcesServer:
         )
 
     def _of(self, pod: Object) -> Any:
-        """One entry per device, as kubelet answers."""
+        """One entry per device and no ordinary init containers, as kubelet answers."""
         uid = str(meta(pod)["uid"])
-        containers = [*(dig(pod, "spec", "initContainers") or []), *(dig(pod, "spec", "containers") or [])]
+        sidecars = [
+            item for item in dig(pod, "spec", "initContainers") or [] if item.get("restartPolicy") == "Always"
+        ]
+        containers = [*sidecars, *(dig(pod, "spec", "containers") or [])]
         book = self._manager.book
         return pb.PodResources(
             name=name_of(pod),

@@ -7,6 +7,7 @@ there, so that the demo and the tests need no root (decision 52). Paths inside a
 from __future__ import annotations
 
 import os
+import posixpath
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,6 +15,7 @@ from typing import Final
 from hami.node.errors import SettingsError
 
 KUBELET_SOCKET: Final = "/var/lib/kubelet/device-plugins/kubelet.sock"
+CDI_DIRECTORY: Final = "/var/run/cdi"
 LOCK_PARENT: Final = "/tmp/vgpulock"  # noqa: S108 - the name is part of the protocol, its checks are in lockparent.py
 LOCK_HOSTPID: Final = "/tmp/vgpulock/hostpid"  # noqa: S108
 BROKER_DIRECTORY: Final = "/var/run/hami/hostpid"
@@ -112,6 +114,11 @@ class HostPaths:
                 "it lies outside of it"
             )
         return socket
+
+
+def pod_resources_socket(kubelet_socket: str) -> str:
+    """The PodResources socket of the kubelet whose device plugin socket is given."""
+    return posixpath.join(posixpath.dirname(posixpath.dirname(kubelet_socket)), "pod-resources/kubelet.sock")
 
 
 def container_directory(pod_uid: str, container: str) -> str:

@@ -252,9 +252,17 @@ class NodeSpec(View, frozen=True):
     unschedulable: bool | None = None
 
 
+class NodeSystemInfo(View, frozen=True):
+    """Versions of a node: ``v1.36.0`` and ``containerd://2.4.0``."""
+
+    kubelet_version: str = ""
+    container_runtime_version: str = ""
+
+
 class NodeStatus(View, frozen=True):
     """The part of a node's status that we read."""
 
+    node_info: NodeSystemInfo | None = None
     capacity: dict[str, Quantity] | None = None
     allocatable: dict[str, Quantity] | None = None
     conditions: list[NodeCondition] | None = None
@@ -265,6 +273,11 @@ class Node(ObjectView, frozen=True):
 
     spec: NodeSpec = NodeSpec()
     status: NodeStatus = NodeStatus()
+
+    @property
+    def system(self) -> NodeSystemInfo:
+        """Versions as kubelet reports them; empty where it has not reported yet."""
+        return self.status.node_info or NodeSystemInfo()
 
     @property
     def capacity(self) -> Mapping[str, Quantity]:

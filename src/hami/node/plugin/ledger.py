@@ -43,7 +43,7 @@ class Ledger:
         """Forget the entries of pods that are gone."""
         alive = {pod.uid for pod in await self._cluster.pods()}
         if self.checkpoint.retain(alive):
-            await asyncio.to_thread(self.save_now)
+            await self.save()
 
     async def save(self) -> None:
         """Return once everything that was in the checkpoint at the call is on disk; callers that wait at the

@@ -38,6 +38,7 @@ class Registrar:
         settings: Settings,
         *,
         interval_s: float = INTERVAL_S,
+        mode: str = MODE_LOCK,
         rng: random.Random | None = None,
     ) -> None:
         self._cluster = cluster
@@ -45,6 +46,7 @@ class Registrar:
         self._board = board
         self._settings = settings
         self._interval_s = interval_s
+        self._mode = mode
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._left_out: tuple[str, ...] = ()
 
@@ -80,9 +82,9 @@ class Registrar:
         wanted: dict[str, str | None] = {}
         if not _says(notes.get(REGISTER), devices):
             wanted[REGISTER] = encode_json(devices)
-        if notes.get(ALLOCATION_MODE) != MODE_LOCK:
-            # A later version may have left "exact", with which the scheduler would take no lock.
-            wanted[ALLOCATION_MODE] = MODE_LOCK
+        if notes.get(ALLOCATION_MODE) != self._mode:
+            # With "exact" the scheduler takes no lock on this node.
+            wanted[ALLOCATION_MODE] = self._mode
         if wanted:
             await self._cluster.annotate_node(wanted)
             log.info("register.written", extra={"devices": len(devices), "keys": sorted(wanted)})

@@ -43,7 +43,9 @@ class RegisterError(NodeError):
 
 
 class PluginService(rpc.DevicePluginServicer):  # type: ignore[misc]
-    """The five calls of kubelet, for one resource."""
+    """The five calls of kubelet, for one resource (mode ``lock``)."""
+
+    pre_start_required = False
 
     def __init__(self, allocator: Allocator, board: Board, settings: Settings, delivery: Delivery) -> None:
         self._allocator = allocator
@@ -55,7 +57,7 @@ class PluginService(rpc.DevicePluginServicer):  # type: ignore[misc]
     def options(self) -> Any:
         """What Register and GetDevicePluginOptions say."""
         return pb.DevicePluginOptions(
-            pre_start_required=False,
+            pre_start_required=self.pre_start_required,
             get_preferred_allocation_available=self._settings.preferred_allocation,
         )
 

@@ -17,6 +17,9 @@ from hami.kube.ratelimit import Backoff
 from hami.node.cluster import Cluster
 from hami.node.config import Settings
 from hami.node.errors import NodeError, NvmlError, UnsafePathError
+from hami.node.exact.allocator import ExactAllocator
+from hami.node.exact.chooser import ModeChooser
+from hami.node.exact.server import ExactService
 from hami.node.nvml import Nvml
 from hami.node.paths import LOCK_PARENT, HostPaths
 from hami.node.plugin.allocator import Allocator
@@ -30,6 +33,7 @@ from hami.node.plugin.registration import Registrar
 from hami.node.plugin.server import PluginServer, PluginService
 from hami.node.plugin.workspace import Workspace
 from hami.protocol.errors import ProtocolError
+from hami.protocol.keys import MODE_EXACT, MODE_LOCK
 
 RETRY_S: Final = 30.0
 DEBOUNCE_S: Final = 1.0
@@ -61,6 +65,14 @@ class PluginOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ExactSide:
+    """What mode ``exact`` needs, and who decides whether it is taken."""
+
+    chooser: ModeChooser
+    allocator: ExactAllocator
+
+
+@dataclass(frozen=True, slots=True)
 class _Watched:
     """Our socket (empty: none) and kubelet's socket as it was right before we registered."""
 
@@ -83,6 +95,7 @@ class DevicePlugin:
         nvml: NvmlWithEvents,
         allocator: Allocator,
         workspace: Workspace,
+        exact: ExactSide | None = None,
     ) -> None:
         self._options = options
         self._load_settings = load_settings
@@ -90,6 +103,8 @@ class DevicePlugin:
         self._nvml = nvml
         self._allocator = allocator
         self._workspace = workspace
+        self._exact_side = exact
+        self._exact: ExactAllocator | None = None
         self._reader = CardReader(nvml)
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
@@ -116,15 +131,19 @@ class DevicePlugin:
                 self._reload.clear()
                 await self._round(settings)
         finally:
-            await self._allocator.drain(_JOIN_S)
+            await (self._exact or self._allocator).drain(_JOIN_S)
             await asyncio.to_thread(self._nvml.close)
 
     async def _restore(self) -> None:
-        """Bring back what known pods need, before kubelet hears of us; waits for the API server."""
+        """Choose the allocation mode and bring back what known pods need, before kubelet hears of us; waits
+        for the API server.
+        """
         backoff = Backoff(*_RESTORE_BACKOFF_S, random.Random())  # noqa: S311 - jitter, not a secret
         while not self._stop.is_set():
             try:
-                await self._allocator.restore(self._options.delivery.limits_file)
+                if self._exact_side is not None and await self._exact_side.chooser.choose() == MODE_EXACT:
+                    self._exact = self._exact_side.allocator
+                await (self._exact or self._allocator).restore(self._options.delivery.limits_file)
             except (KubeError, ProtocolError) as error:
                 delay = backoff.next()
                 log.warning("restore.failed", extra={"cause": str(error), "retry_s": round(delay, 1)})
@@ -186,8 +205,7 @@ class DevicePlugin:
         cards = offered_cards(board.cards, settings)
         watched = _Watched()
         if cards:
-            delivery = self._delivery(board)
-            service = PluginService(self._allocator, board, settings, delivery)
+            service = self._service(board, settings, self._delivery(board))
             folder = posixpath.dirname(self._options.kubelet_socket) or posixpath.dirname(
                 self._options.paths.host("/var/lib/kubelet/device-plugins/kubelet.sock")
             )
@@ -206,6 +224,11 @@ class DevicePlugin:
         await self._start_loops(settings, board, stack)
         return watched
 
+    def _service(self, board: Board, settings: Settings, delivery: Delivery) -> PluginService:
+        if self._exact is None:
+            return PluginService(self._allocator, board, settings, delivery)
+        return ExactService(self._exact, self._allocator, board, settings, delivery)
+
     async def _start_loops(self, settings: Settings, board: Board, stack: contextlib.AsyncExitStack) -> None:
         gpus = await asyncio.to_thread(self._reader.identities)
         offered = {card.uuid for card in offered_cards(board.cards, settings)}
@@ -216,9 +239,17 @@ class DevicePlugin:
             watcher.start()
             stack.push_async_callback(watcher.stop)
         registrar = Registrar(
-            self._cluster, self._reader, board, settings, interval_s=self._options.register_interval_s
+            self._cluster,
+            self._reader,
+            board,
+            settings,
+            interval_s=self._options.register_interval_s,
+            mode=MODE_LOCK if self._exact is None else MODE_EXACT,
         )
-        for work in (registrar.run(), self._report_faults(board), self._prune()):
+        loops = [registrar.run(), self._report_faults(board), self._prune()]
+        if self._exact is not None:
+            loops.append(self._exact.run(settings.resource_name))
+        for work in loops:
             stack.push_async_callback(_end, self._spawn(work))
 
     def _delivery(self, board: Board) -> Delivery:
@@ -258,7 +289,7 @@ class DevicePlugin:
         while True:
             await asyncio.sleep(_PRUNE_S)
             try:
-                await self._allocator.prune()
+                await (self._exact or self._allocator).prune()
             except (KubeError, ProtocolError, OSError, UnsafePathError) as error:
                 log.warning("checkpoint.prune_failed", extra={"cause": str(error)})
 

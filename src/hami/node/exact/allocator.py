@@ -1,0 +1,324 @@
+"""Mode ``exact`` at work: names for Allocate, documents for PreStartContainer, marks, what is left over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from weakref import WeakValueDictionary
+
+from hami.kube.errors import KubeError, NotFound
+from hami.node.cluster import Cluster
+from hami.node.config import Settings
+from hami.node.errors import UnsafePathError
+from hami.node.exact.cdi import (
+    build_document,
+    cache_file,
+    device_name,
+    document_environment,
+    qualified_name,
+)
+from hami.node.exact.decision import (
+    Given,
+    allocation_of,
+    check_cards,
+    check_first,
+    given_to,
+    is_unmarked,
+    success_notes,
+)
+from hami.node.exact.documents import Documents
+from hami.node.exact.errors import RefusedError, StorageError
+from hami.node.exact.owners import Owners
+from hami.node.exact.pods import PodSource
+from hami.node.lock import LockReleaser
+from hami.node.paths import HostPaths
+from hami.node.plugin.answer import (
+    Delivery,
+    build_answer,
+    cache_path,
+    control_disabled,
+    limits_table,
+    reserved_variables,
+)
+from hami.node.plugin.checkpoint import Entry, checkpoint_devices
+from hami.node.plugin.inventory import Card, offered_cards
+from hami.node.plugin.ledger import Ledger
+from hami.node.plugin.pending import MAX_ERROR_CHARS
+from hami.node.plugin.workspace import Workspace
+from hami.protocol.errors import ProtocolError
+from hami.protocol.keys import ALLOCATE_ERROR, BIND_FAILED, BIND_PHASE, ENV_SHARED_CACHE
+from hami.protocol.views import Pod
+
+RESYNC_S: Final = 30.0
+KEEP_S: Final = 300.0
+_START_KEEP_S: Final = 2.0  # a document that is being written while the first list is made
+_STORAGE_EVENT_S: Final = 60.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One PreStartContainer call with what is in force: ``cards`` of the node with their health."""
+
+    device_ids: tuple[str, ...]
+    settings: Settings
+    delivery: Delivery
+    cards: tuple[Card, ...]
+
+
+class ExactAllocator:
+    """Answers Allocate and PreStartContainer; calls for different devices run side by side.
+
+    A call that has begun is finished even if kubelet hangs up; killed anywhere, the next call does the whole
+    again.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        workspace: Workspace,
+        documents: Documents,
+        paths: HostPaths,
+        owners: Owners,
+        pods: PodSource,
+        lock: LockReleaser,
+        *,
+        scheduler_name: str = "hami-scheduler",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster = cluster
+        self._workspace = workspace
+        self._documents = documents
+        self._paths = paths
+        self._owners = owners
+        self._pods = pods
+        self._lock = lock
+        self._scheduler_name = scheduler_name
+        self._clock = clock
+        self._ledger = Ledger(cluster, workspace)
+        self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._running: set[asyncio.Task[None]] = set()
+        self._settling: set[str] = set()
+        self._storage_told = float("-inf")
+
+    async def restore(self, limits_files: bool) -> None:
+        """At start: as :meth:`Ledger.restore`."""
+        await self._ledger.restore(limits_files)
+
+    async def prune(self) -> None:
+        """As :meth:`Ledger.prune`."""
+        await self._ledger.prune()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait for calls that have begun, at most ``timeout_s``."""
+        if self._running:
+            await asyncio.wait(self._running, timeout=timeout_s)
+
+    async def run(self, resource: str) -> None:
+        """Follow the pods; mark pods whose mark was lost, remove documents that nobody holds. For ever."""
+        watching = asyncio.create_task(self._pods.run())
+        keep_s = _START_KEEP_S
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RESYNC_S):
+                        await self.collect(resource, keep_s)
+                        keep_s = KEEP_S
+                await self.mark_served()
+                await asyncio.wait({watching}, timeout=RESYNC_S)
+                if watching.done():
+                    await watching
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+
+    def names(self, requests: Sequence[Sequence[str]]) -> tuple[str, ...]:
+        """The qualified CDI name for each container of an Allocate call."""
+        if not requests or not all(requests):
+            raise RefusedError("an Allocate call needs at least one device id per container")
+        return tuple(qualified_name(device_name(ids)) for ids in requests)
+
+    async def prepare(self, call: Call) -> None:
+        """Write the document of the container that holds the ids.
+
+        Raises :class:`RefusedError`, after the pod was told, or :class:`NotYetError`.
+        """
+        if not call.device_ids:
+            raise RefusedError("a PreStartContainer call needs at least one device id")
+        await asyncio.shield(self._spawn(self._prepare(call)))
+
+    async def collect(self, resource: str, keep_s: float) -> None:
+        """Remove documents older than ``keep_s`` whose container kubelet does not know any more."""
+        before = self._clock() - keep_s
+        try:
+            held = await self._owners.held(resource)
+            removed = await asyncio.to_thread(
+                self._documents.collect, {device_name(ids) for ids in held}, before
+            )
+        except (KubeError, ProtocolError, StorageError, UnsafePathError, OSError) as error:
+            log.warning("cdi.collect_failed", extra={"cause": str(error)})
+        else:
+            if removed:
+                log.info("cdi.removed", extra={"documents": list(removed)})
+
+    async def mark_served(self) -> None:
+        """Mark pods that are served completely and were not marked: the plugin was killed in between, or the
+        API server did not answer.
+        """
+        for pod in self._pods.all():
+            if is_unmarked(pod) and not pod.is_finished:
+                await self._settle(pod)
+
+    async def _prepare(self, call: Call) -> None:
+        name = device_name(call.device_ids)
+        lock = self._names.get(name)
+        if lock is None:
+            lock = self._names[name] = asyncio.Lock()
+        async with lock:
+            owner = await self._owners.find(call.device_ids, call.settings.resource_name, self._answered)
+            try:
+                await self._serve(owner.pod, owner.container, name, call)
+            except RefusedError as error:
+                await self._refuse(owner.pod, owner.container, error)
+                raise
+
+    async def _serve(self, pod: Pod, container: str, name: str, call: Call) -> None:
+        allocation = allocation_of(pod, self._cluster.node_name, self._scheduler_name)
+        given = given_to(pod, allocation, container, len(call.device_ids))
+        first = self._ledger.checkpoint.get(pod.uid, container)
+        devices = checkpoint_devices(given.devices)
+        if first is not None:
+            check_first(container, first.devices, devices)
+        offered = {card.uuid for card in offered_cards(call.cards, call.settings)}
+        cards = {card.uuid: card for card in call.cards}
+        check_cards(given, cards, offered, is_first=first is None)
+        cache = (first.limits.get(ENV_SHARED_CACHE) if first else None) or cache_path(
+            self._paths, cache_file(pod.uid, container)
+        )
+        limits = limits_table(given.devices, given.container, call.settings, cache, call.delivery)
+        self._judge_environment(pod, given, limits, call.settings)
+        document = await self._on_disk(self._prepare_files, pod, given, limits, name, call)
+        self._ledger.checkpoint.renew(Entry(pod.uid, pod.namespace, pod.name, container, devices, limits))
+        try:
+            await self._ledger.save()
+        except (OSError, UnsafePathError) as error:
+            raise self._storage(error) from error
+        await self._write_document(name, document)
+        log.info(
+            "exact.prepared",
+            extra={"pod": f"{pod.namespace}/{pod.name}", "container": container, "document": name},
+        )
+        self._spawn(self._settle(pod))
+
+    def _prepare_files(
+        self, pod: Pod, given: Given, limits: Mapping[str, str], name: str, call: Call
+    ) -> bytes:
+        """What the mounts of the document need, in a thread; the result is the document."""
+        workspace, container = self._workspace, given.container
+        workspace.prepare_lock_parent()
+        files = workspace.find_sources(preload=not control_disabled(container))
+        workspace.ensure_cache_directory(pod.uid, container.name)
+        if call.delivery.limits_file:
+            workspace.write_limits(pod.uid, container.name, limits)
+            workspace.check_limits(pod.uid, container.name)
+        answer = build_answer(
+            given.devices, container, pod.uid, limits, call.settings, self._paths, files, call.delivery
+        )
+        env = document_environment(answer, limits, container)
+        return build_document(name, env, answer.mounts, answer.devices)
+
+    async def _on_disk(self, work: Callable[..., bytes], *parameters: object) -> bytes:
+        try:
+            return await asyncio.to_thread(work, *parameters)
+        except UnsafePathError as error:
+            raise RefusedError(str(error)) from error
+        except OSError as error:
+            raise self._storage(error) from error
+
+    async def _write_document(self, name: str, document: bytes) -> None:
+        try:
+            await asyncio.to_thread(self._documents.write, name, document)
+        except (OSError, UnsafePathError) as error:
+            raise self._storage(error) from error
+
+    def _storage(self, error: OSError | UnsafePathError) -> StorageError:
+        """The error for kubelet; the node gets an event, at most one a minute."""
+        words = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        path = getattr(error, "filename", None)
+        text = f"cannot write what the container needs: {words}" + (f": {path}" if path else "")
+        now = self._clock()
+        if now - self._storage_told >= _STORAGE_EVENT_S:
+            self._storage_told = now
+            self._cluster.node_event("Warning", "HAMiStorageFailed", text)
+        return StorageError(text)
+
+    def _judge_environment(
+        self, pod: Pod, given: Given, limits: Mapping[str, str], settings: Settings
+    ) -> None:
+        names = reserved_variables(given.container, limits)
+        if not names or settings.reserved_env == "ignore":
+            return
+        text = (
+            f"container {given.container.name} sets variables of the device limits itself: {', '.join(names)}"
+        )
+        if settings.reserved_env == "deny":
+            raise RefusedError(text, fails_pod=True)
+        self._cluster.pod_event(pod, "Warning", "HAMiReservedEnv", text)
+
+    async def _refuse(self, pod: Pod, container: str, error: RefusedError) -> None:
+        """Tell the pod, once for the same words."""
+        text = str(error)
+        log.warning(
+            "exact.refused",
+            extra={"pod": f"{pod.namespace}/{pod.name}", "container": container, "cause": text},
+        )
+        self._cluster.pod_event(pod, "Warning", "AllocateFailed", text)
+        wanted: dict[str, str] = {ALLOCATE_ERROR: text[:MAX_ERROR_CHARS]} if error.marks_pod else {}
+        if error.fails_pod:
+            wanted[BIND_PHASE] = BIND_FAILED
+        written = {key: value for key, value in wanted.items() if pod.annotations.get(key) != value}
+        if written:
+            try:
+                await self._cluster.annotate_pod(pod, written)
+            except KubeError as failure:
+                log.warning("exact.mark_failed", extra={"cause": str(failure)})
+        if error.fails_pod and written:
+            await self._lock.release(pod)
+
+    async def _settle(self, pod: Pod) -> None:
+        """Mark the pod as served and give back a node lock that another scheduler took for it."""
+        notes = success_notes(pod, self._answered(pod))
+        if not notes or pod.uid in self._settling:
+            return
+        self._settling.add(pod.uid)
+        try:
+            await self._cluster.annotate_pod(pod, notes)
+        except NotFound:
+            return
+        except (KubeError, ProtocolError) as error:
+            log.warning("exact.mark_failed", extra={"cause": str(error)})
+        finally:
+            self._settling.discard(pod.uid)
+        await self._lock.release(pod)
+
+    def _answered(self, pod: Pod) -> frozenset[str]:
+        """Names of the containers of ``pod`` that have an answer."""
+        get = self._ledger.checkpoint.get
+        return frozenset(item.name for item in pod.slots if get(pod.uid, item.name) is not None)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # kubelet may have hung up; then nobody else retrieves it

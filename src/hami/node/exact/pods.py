@@ -1,0 +1,56 @@
+"""The pods of this node as the plugin's own watch shows them."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from hami.kube.client import Client
+from hami.kube.informer import Informer
+from hami.kube.operations import Selection
+from hami.kube.resources import PODS
+from hami.protocol.views import Pod
+
+
+class PodSource(Protocol):
+    """Copies of the pods bound to this node, as of the last event seen."""
+
+    def seen(self, namespace: str, name: str) -> Pod | None:
+        """The pod, None if the watch has not shown it."""
+        ...
+
+    def all(self) -> list[Pod]:
+        """Every pod seen."""
+        ...
+
+    async def run(self) -> None:
+        """Follow the API server; ends only by cancellation."""
+        ...
+
+
+class WatchedPods:
+    """:class:`PodSource` on an informer."""
+
+    def __init__(self, client: Client, node_name: str) -> None:
+        selection = Selection(field_selector=f"spec.nodeName={node_name}")
+        self._informer = Informer(client, PODS, msgspec.json.Decoder(Pod).decode, _Quiet(), selection)
+
+    def seen(self, namespace: str, name: str) -> Pod | None:
+        return self._informer.get(name, namespace)
+
+    def all(self) -> list[Pod]:
+        return self._informer.values()
+
+    async def run(self) -> None:
+        await self._informer.run()
+
+
+class _Quiet:
+    """Nothing happens on a change: the copies are looked up when kubelet asks."""
+
+    def on_add(self, pod: Pod, /) -> None: ...
+
+    def on_update(self, old: Pod, new: Pod, /) -> None: ...
+
+    def on_delete(self, pod: Pod, /) -> None: ...
