@@ -1,0 +1,293 @@
+"""What the end-to-end tests share: kubectl, the node, pods of the test image, and HAMi's installation."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+HERE = Path(__file__).resolve().parent
+TOOL = HERE.parent.parent / "tools/cluster/hami-cluster"
+SYSTEM = "hami-system"
+NODE = "node1"
+IMAGE = "hami.local/test-program:dev"
+LIMIT_S = 60.0
+"""Within this time a pod that fits must run (chart.md §6.2), and everything else must come true."""
+
+ALLOCATED = "hami.io/vgpu-devices-allocated"
+PHASE = "hami.io/bind-phase"
+LOCK = "hami.io/mutex.lock"
+REGISTER = "hami.io/node-nvidia-register"
+UUID = re.compile(r"GPU-[0-9a-f-]{36}")
+NVML_TOTAL = (
+    "import pynvml as n; n.nvmlInit(); h=n.nvmlDeviceGetHandleByIndex(0);"
+    "print(n.nvmlDeviceGetCount(), n.nvmlDeviceGetMemoryInfo(h).total >> 20)"
+)
+
+Object = dict[str, Any]
+T = TypeVar("T")
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a command in a container or on the node ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Cluster:
+    """The cluster of tools/cluster, by its own tool."""
+
+    def run(self, *arguments: str, text: str | None = None, limit_s: float = 120.0) -> Result:
+        """Run one command of the tool to its end."""
+        done = subprocess.run(
+            [TOOL, *arguments], input=text, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+        return Result(done.returncode, done.stdout, done.stderr)
+
+    def kubectl(self, *arguments: str, text: str | None = None, limit_s: float = 120.0) -> str:
+        """What kubectl prints; its failure fails the test with kubectl's own words."""
+        done = self.run("kubectl", *arguments, text=text, limit_s=limit_s)
+        assert done.code == 0, f"kubectl {' '.join(arguments)}: {done.err or done.out}"
+        return done.out
+
+    def node(self, *command: str) -> str:
+        """What a command prints that runs on the node, as root."""
+        done = self.run("exec", *command)
+        assert done.code == 0, f"{' '.join(command)}: {done.err or done.out}"
+        return done.out
+
+    def cards(self, *command: str) -> str:
+        """A command to the simulated driver of the node, such as ``set 0 lost 1``."""
+        home = self.node("sh", "-c", 'dirname "$(readlink /proc/1/exe)"').strip()
+        return self.node(
+            *("env", f"FAKEGPU_STATE={home}/cards", f"LD_LIBRARY_PATH={home}/driver"),
+            *(f"{home}/driver/fakegpud", *command),
+        )
+
+    def create(self, *objects: Object) -> None:
+        """Create objects; a refusal fails the test."""
+        self.kubectl("create", "-f", "-", text=_list(objects))
+
+    def refused(self, *objects: Object) -> str:
+        """The words with which the API server refuses to create the objects."""
+        done = self.run("kubectl", "create", "-f", "-", text=_list(objects))
+        assert done.code != 0, f"created, although it had to be refused: {done.out}"
+        return done.err
+
+    def get(self, kind: str, name: str, namespace: str = "") -> Object:
+        """One object."""
+        where = ("--namespace", namespace) if namespace else ()
+        found: Object = json.loads(self.kubectl("get", kind, name, *where, "-o", "json"))
+        return found
+
+    def items(self, kind: str, namespace: str = "", selector: str = "") -> list[Object]:
+        """The objects of a kind."""
+        where = ("--namespace", namespace) if namespace else ("--all-namespaces",)
+        found: list[Object] = json.loads(
+            self.kubectl("get", kind, *where, "--selector", selector, "-o", "json")
+        )["items"]
+        return found
+
+    def delete(self, kind: str, *names: str, namespace: str) -> None:
+        """Delete objects and wait until they are gone."""
+        self.kubectl("delete", kind, *names, "--namespace", namespace, "--wait", "--timeout=90s")
+
+    def execute(self, namespace: str, pod: str, *command: str, container: str = "main") -> Result:
+        """Run a command in a container."""
+        return self.run("kubectl", "exec", "--namespace", namespace, pod, "-c", container, "--", *command)
+
+    def events(self, namespace: str, pod: str) -> str:
+        """The reasons and messages of a pod's events, a line each."""
+        found = json.loads(
+            self.kubectl(
+                *("get", "events", "--namespace", namespace, "-o", "json"),
+                *("--field-selector", f"involvedObject.name={pod}"),
+            )
+        )["items"]
+        return "\n".join(f"{event['reason']}: {event['message']}" for event in found)
+
+    def running(self, namespace: str, *pods: str) -> list[Object]:
+        """The pods, once all of them run and are ready."""
+
+        def all_run() -> list[Object] | None:
+            found = [self.get("pod", pod, namespace) for pod in pods]
+            return found if all(is_ready(pod) for pod in found) else None
+
+        def why() -> str:
+            return "\n".join(
+                f"{pod}: {self.get('pod', pod, namespace)['status']}\n{self.events(namespace, pod)}"
+                for pod in pods
+            )
+
+        return until(f"pods {', '.join(pods)} run", all_run, why)
+
+    def new_namespace(self, test: str) -> str:
+        """Create a namespace named after a test, with its service account."""
+        name = f"{re.sub('[^a-z0-9]+', '-', test.lower())[:40].strip('-')}-{next(_numbers)}"
+        self.kubectl("create", "namespace", name)
+        until(
+            "the namespace has its service account",
+            lambda: self.run("kubectl", "get", "sa", "default", "-n", name).code == 0,
+        )
+        return name
+
+    def remove_namespace(self, name: str) -> None:
+        """Remove a namespace with all in it."""
+        self.run("kubectl", "delete", "pods", "--all", "-n", name, "--grace-period=0", "--force")
+        self.kubectl("delete", "namespace", name, "--wait", "--timeout=100s")
+
+
+class Hami:
+    """HAMi in the cluster, from the manifests beside this file."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def install(self) -> None:
+        """Install and wait until all of it serves."""
+        self.cluster.kubectl("apply", "-f", str(HERE / "manifests/hami.yaml"))
+        self.ready()
+
+    def uninstall(self) -> None:
+        """Remove all that install made."""
+        self.cluster.kubectl("delete", "-f", str(HERE / "manifests/hami.yaml"), "--wait", "--timeout=100s")
+
+    def ready(self) -> None:
+        """Wait until scheduler, webhook and device plugin serve and the cards are registered."""
+        cluster = self.cluster
+        for what in ("deployment/hami-scheduler", "daemonset/hami-device-plugin"):
+            cluster.kubectl("rollout", "status", what, "-n", SYSTEM, "--timeout=110s")
+        until("the node offers its cards", lambda: self.capacity() == 20, self.logs)
+        until("the cards are registered", lambda: len(self.registered()) == 2, self.logs)
+        until("a scheduler leads", lambda: bool(self.leader()), self.logs)
+        configuration = "mutatingwebhookconfiguration"
+        until(
+            "the webhook has its CA bundle",
+            lambda: (
+                cluster.get(configuration, "hami-webhook")["webhooks"][0]["clientConfig"].get("caBundle")
+                is not None
+            ),
+            self.logs,
+        )
+
+    def heal(self) -> None:
+        """Make every card whole and wait until HAMi serves as after its installation."""
+        for card in ("0", "1"):
+            self.cluster.cards("set", card, "lost", "0")
+        self.ready()
+        until("all cards are healthy", lambda: all(card["health"] for card in self.registered()))
+
+    def capacity(self) -> int:
+        """Slots that the node offers to pods."""
+        status = self.cluster.get("node", NODE)["status"]
+        return int(status.get("allocatable", {}).get("nvidia.com/gpu", "0"))
+
+    def registered(self) -> list[Object]:
+        """The cards that the node registered."""
+        notes = self.cluster.get("node", NODE)["metadata"].get("annotations", {})
+        cards: list[Object] = json.loads(notes.get(REGISTER) or "[]")
+        return cards
+
+    def pods(self, component: str) -> list[str]:
+        """Names of a component's pods: ``scheduler`` or ``device-plugin``."""
+        selector = f"app.kubernetes.io/component=hami-{component}"
+        return [pod["metadata"]["name"] for pod in self.cluster.items("pods", SYSTEM, selector)]
+
+    def leader(self) -> str:
+        """Name of the scheduler pod that leads, empty without one."""
+        done = self.cluster.run("kubectl", "get", "lease", "hami-scheduler", "-n", SYSTEM, "-o", "json")
+        holder = json.loads(done.out)["spec"].get("holderIdentity", "") if done.code == 0 else ""
+        pod = str(holder).partition("_")[0]
+        return pod if pod in self.pods("scheduler") else ""
+
+    def logs(self) -> str:
+        """The last lines of every component."""
+        return "\n".join(
+            self.cluster.run(
+                *("kubectl", "logs", "-n", SYSTEM, "--all-containers", "--prefix", "--tail=15"),
+                *("-l", f"app.kubernetes.io/component=hami-{component}"),
+            ).out
+            for component in ("scheduler", "device-plugin")
+        )
+
+
+def limits(gpus: int = 1, memory_mib: int = 0, cores: int = 0) -> dict[str, str]:
+    """Resource limits of one container."""
+    asked = {"nvidia.com/gpu": gpus, "nvidia.com/gpumem": memory_mib, "nvidia.com/gpucores": cores}
+    return {name: str(value) for name, value in asked.items() if value}
+
+
+def container(asked: Mapping[str, str], name: str = "main", **more: Any) -> Object:
+    """A container of the test image that sleeps."""
+    return {
+        "name": name,
+        "image": IMAGE,
+        "command": ["sleep", "infinity"],
+        "resources": {"limits": dict(asked)},
+    } | more
+
+
+def pod(
+    namespace: str,
+    name: str,
+    *containers: Object,
+    init: Iterable[Object] = (),
+    annotations: Mapping[str, str] | None = None,
+    **spec: Any,
+) -> Object:
+    """A pod as a user writes it."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "annotations": dict(annotations or {})},
+        "spec": {
+            "containers": list(containers),
+            "initContainers": list(init),
+            "terminationGracePeriodSeconds": 1,
+        }
+        | spec,
+    }
+
+
+def is_ready(found: Object) -> bool:
+    """Whether a pod runs and is ready."""
+    conditions = {each["type"]: each["status"] for each in found["status"].get("conditions", ())}
+    return found["status"].get("phase") == "Running" and conditions.get("Ready") == "True"
+
+
+def allocated(found: Object) -> list[list[str]]:
+    """The cards of each container of a pod, by the annotation that its allocation was recorded in."""
+    text = found["metadata"]["annotations"][ALLOCATED]
+    return [UUID.findall(entry) for entry in text.split(";")[: text.count(";")]]
+
+
+def until(
+    what: str,
+    probe: Callable[[], T | None],
+    why: Callable[[], str] = str,
+    limit_s: float = LIMIT_S,
+) -> T:
+    """The first true value of ``probe``; fails after ``limit_s`` with what ``why`` says."""
+    end = time.monotonic() + limit_s
+    while True:
+        with contextlib.suppress(KeyError, IndexError):
+            value = probe()
+            if value:
+                return value
+        assert time.monotonic() < end, f"not within {limit_s:.0f} s: {what}\n{why()}"
+        time.sleep(0.3)
+
+
+def _list(objects: Iterable[Object]) -> str:
+    return json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
