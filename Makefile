@@ -67,6 +67,15 @@ coverage: native $(COVERAGE)/.built ## Branch coverage of the Python code and li
 		--deselect tests/native/test_vgpu_artifact.py::test_the_library_never_ends_or_changes_its_process
 	$(BIN)/python tools/native_coverage.py $(COVERAGE) --minimum 85
 
+cluster: native ## Start a real single-node Kubernetes with our images (root; the first time builds it, 15 minutes)
+	@tools/cluster/hami-cluster up
+
+cluster-down: ## Stop it and remove all it left
+	@tools/cluster/hami-cluster down
+
+e2e: native ## End-to-end tests on that cluster, started for them unless it runs (root)
+	@tools/cluster/hami-cluster test $(PYTEST_ARGS)
+
 lint: .venv/.synced ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
