@@ -24,10 +24,10 @@ C_FILES := $(shell find native tests bench -name "*.[ch]" 2>/dev/null)
 # Test programs find their copy of the libraries through this variable.
 export HAMI_NATIVE_BUILD := $(CURDIR)/$(NATIVE)
 
-.PHONY: help setup native sanitized demo test faults coverage lint format bench conformance clean
+.PHONY: help setup native sanitized demo test faults coverage cluster cluster-down e2e lint format bench conformance clean
 
 help: ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .venv/.synced ## Create .venv from uv.lock
 
