@@ -244,6 +244,10 @@ class ClusterState:
 
         Advisory: the fit checks again with what the chosen cards give.
         """
+        return not self.quota_shortage(request)
+
+    def quota_shortage(self, request: PodRequest) -> str:
+        """What `quota_allows` misses, in words; "": nothing. Amounts in recorded units (memory: MiB)."""
         for word in request.vendors:
             profile = self._profiles[word]
             left = self._world.quota.view(request.info.namespace, profile)
@@ -251,8 +255,12 @@ class ClusterState:
             for position, room in enumerate((left.mem_left, left.cores_left)):
                 need = effective_amount(request.info.shape, (use[position] for use in uses))
                 if need and room is not None and need > room:
-                    return False
-        return True
+                    resource = (profile.names.memory, profile.names.cores)[position]
+                    return (
+                        f"{resource}: {need} asked, {max(room, 0)} left of the quota limits.{resource} "
+                        f"in namespace {request.info.namespace}"
+                    )
+        return ""
 
     # --- reservations -------------------------------------------------------------------------------------
 

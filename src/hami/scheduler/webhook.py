@@ -25,6 +25,10 @@ from hami.vendors.types import AdmissionRejected, InventoryView, VendorProfile
 
 DEFAULT_SCHEDULER = "default-scheduler"
 NODE_POLICIES = ("binpack", "spread", "fragmentation-aware")
+_PRIVILEGED_ADVICE = (
+    "a privileged container sees all cards and is held by no limit: drop privileged, or let the "
+    "administrator start the scheduler with --admission-privileged=allow-unlimited"
+)
 CARD_POLICIES = ("binpack", "spread", "mutex", "topology-aware", "numa", "fragmentation-aware")
 MAX_REVIEWED_CONTAINERS = 2000
 MAX_ANNOTATION_CHARS = 256 << 10  # as the API server's own limit, which it checks only after us
@@ -111,7 +115,7 @@ class Webhook:
             if (container.get("securityContext") or {}).get("privileged") is True:
                 name = container.get("name", "")
                 if self._settings.privileged == "deny":
-                    raise _Denied(f"container {name} is privileged")
+                    raise _Denied(f"container {name} is privileged", warnings=[_PRIVILEGED_ADVICE])
                 return [f"container {name} is privileged, its GPU limits are not enforced"]
         return []
 
@@ -126,8 +130,9 @@ class Webhook:
             return
         if request.invalid:
             raise _Denied(request.invalid, _INVALID)
-        if not self._state.quota_allows(request):
-            raise _Denied("exceeding resource quota")
+        shortage = self._state.quota_shortage(request)
+        if shortage:
+            raise _Denied("exceeding resource quota", warnings=[shortage])
 
 
 class _Denied(Exception):  # noqa: N818

@@ -190,6 +190,19 @@ def test_quota_at_admission_follows_the_effective_request(
     assert allowed or answer.message == "exceeding resource quota"
 
 
+def test_a_refused_user_is_told_how_much_the_quota_leaves() -> None:
+    answer = review(pod(container(gpu=2, gpumem=3000)), quota={"gpumem": "4000"})
+    assert list(answer.warnings) == [
+        "nvidia.com/gpumem: 6000 asked, 4000 left of the quota limits.nvidia.com/gpumem in namespace q"
+    ]
+
+
+def test_a_refused_user_is_told_what_to_do_about_a_privileged_container() -> None:
+    (advice,) = review(pod(container("a", privileged=True, gpu=1))).warnings
+    assert "drop privileged" in advice
+    assert "--admission-privileged=allow-unlimited" in advice
+
+
 def test_the_namespace_of_the_request_decides_not_that_of_the_object() -> None:
     made = pod(container(gpu=1, gpumem=500))
     made["metadata"]["namespace"] = "elsewhere"
