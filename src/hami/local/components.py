@@ -183,8 +183,10 @@ class Component:
     def _signal(self, number: int) -> None:
         if self._process is None:
             return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if number == signal.SIGKILL:
+        if number == signal.SIGKILL:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
-            elif self._process.returncode is None:
+        # Also for SIGKILL: a process that has just been started leads no group yet.
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
