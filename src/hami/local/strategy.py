@@ -89,9 +89,12 @@ def validate(resource: Resource, obj: Object) -> None:
         causes.append(("metadata.name", f"Invalid value: {name!r}: a lowercase RFC 1123 name is required"))
     _validate_labels(metadata.get("labels"), causes)
     _validate_annotations(metadata.get("annotations"), causes)
+    _validate_ownership(metadata, causes)
     try:
         if resource.key == "pods":
             _validate_pod("spec", obj["spec"], causes)
+        elif resource.key == "services":
+            _validate_service(obj["spec"], causes)
         elif resource.key in workload_rules.SELECTOR_KINDS:
             workload_rules.validate(resource, obj, causes)
             _validate_labels(dig(obj, "spec", "template", "metadata", "labels"), causes)
@@ -151,7 +154,47 @@ def _validate_annotations(annotations: Any, causes: Causes) -> None:
         causes.append(("metadata.annotations", f"Too long: may not be more than {_MAX_ANNOTATIONS} bytes"))
 
 
+def _validate_ownership(metadata: Object, causes: Causes) -> None:
+    """Finalizers and owner references: the garbage collector lives by them."""
+    finalizers = metadata.get("finalizers")
+    if finalizers is not None:
+        if not isinstance(finalizers, list) or not all(isinstance(item, str) for item in finalizers):
+            raise bad_request("metadata.finalizers is not a list of strings")
+        for item in finalizers:
+            if not _valid_key(item):
+                causes.append(("metadata.finalizers", f"Invalid value: {item!r}: not a qualified name"))
+    owners = metadata.get("ownerReferences")
+    if owners is None:
+        return
+    if not isinstance(owners, list) or not all(isinstance(owner, dict) for owner in owners):
+        raise bad_request("metadata.ownerReferences is not a list of objects")
+    for index, owner in enumerate(owners):
+        for field in ("apiVersion", "kind", "name", "uid"):
+            if not isinstance(owner.get(field), str) or not owner[field]:
+                causes.append((f"metadata.ownerReferences[{index}].{field}", "Required value"))
+    if sum(owner.get("controller") is True for owner in owners) > 1:
+        causes.append(
+            ("metadata.ownerReferences", "Invalid value: only one reference can have controller set to true")
+        )
+
+
+def _validate_service(spec: Object, causes: Causes) -> None:
+    selector = spec.get("selector")
+    if selector is not None and not isinstance(selector, dict):
+        raise bad_request("spec.selector is not an object")
+    _validate_labels(selector, causes)
+    for index, port in enumerate(spec.get("ports") or []):
+        for field in ("port", "targetPort"):
+            number = port.get(field)
+            named = field == "targetPort" and isinstance(number, str)
+            whole = isinstance(number, int) and not isinstance(number, bool)
+            if not named and not (whole and 0 < number < 65536):
+                where = f"spec.ports[{index}].{field}"
+                causes.append((where, f"Invalid value: {number!r}: a port between 1 and 65535 is required"))
+
+
 def _validate_pod(path: str, spec: Object, causes: Causes) -> None:
+    _check_placement(path, spec)
     if not spec.get("containers"):
         causes.append((f"{path}.containers", "Required value"))
     if spec.get("restartPolicy") not in ("Always", "OnFailure", "Never"):
@@ -170,6 +213,46 @@ def _validate_pod(path: str, spec: Object, causes: Causes) -> None:
             if not container.get("image"):
                 causes.append((f"{where}.image", "Required value"))
             _validate_resources(f"{where}.resources", container.get("resources") or {}, causes)
+
+
+_SHAPES: dict[str, type] = {
+    "nodeSelector": dict, "affinity": dict, "securityContext": dict, "tolerations": list, "volumes": list,
+    "schedulingGates": list, "imagePullSecrets": list,
+}  # fmt: skip
+
+
+def _check_placement(path: str, spec: Object) -> None:
+    """Raises 400 where what the scheduler and the kubelet read has the wrong type."""
+    for field, shape in _SHAPES.items():
+        value = spec.get(field)
+        if value is None:
+            continue
+        items = value.values() if isinstance(value, dict) else value
+        if not isinstance(value, shape) or (
+            shape is list and not all(isinstance(item, dict) for item in items)
+        ):
+            raise bad_request(f"{path}.{field} has the wrong type")
+    if not all(isinstance(value, str) for value in (spec.get("nodeSelector") or {}).values()):
+        raise bad_request(f"{path}.nodeSelector is not a map of strings")
+    required = dig(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+    if required is not None and not _is_node_selector(required):
+        raise bad_request(f"{path}.affinity.nodeAffinity is malformed")
+
+
+def _is_node_selector(selector: Any) -> bool:
+    terms = selector.get("nodeSelectorTerms") if isinstance(selector, dict) else None
+    return isinstance(terms, list) and all(
+        isinstance(term, dict)
+        and all(
+            isinstance(term.get(field) or [], list)
+            and all(
+                isinstance(item, dict) and isinstance(item.get("values") or [], list)
+                for item in term.get(field) or []
+            )
+            for field in ("matchExpressions", "matchFields")
+        )
+        for term in terms
+    )
 
 
 def _validate_resources(where: str, resources: Object, causes: Causes) -> None:

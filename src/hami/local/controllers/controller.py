@@ -216,5 +216,10 @@ class ControllerManager:
 
     def _observe(self, storage_key: str, event: Event) -> None:
         for runner in self._runners:
-            for key in runner.controller.keys(storage_key, event):
+            try:
+                keys = list(runner.controller.keys(storage_key, event))
+            except Exception:  # the change is stored already: whoever made it is not to blame
+                _LOG.exception("%s cannot read a change of %s", runner.controller.component, storage_key)
+                continue
+            for key in keys:
                 runner.add(key)
