@@ -15,10 +15,10 @@ from hami.local.cluster import Cluster, ClusterConfig, GpuNode, default_native
 from hami.local.errors import ApiError
 from hami.local.objects import Object, annotations_of, dig
 from hami.local.podlog import LogRequest
-from hami.local.resources import EVENTS, NODES, PODS, RESOURCEQUOTAS
+from hami.local.resources import EVENTS, NAMESPACES, NODES, PODS, RESOURCEQUOTAS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-KINDS = {"Pod": PODS, "ResourceQuota": RESOURCEQUOTAS}
+KINDS = {"Namespace": NAMESPACES, "Pod": PODS, "ResourceQuota": RESOURCEQUOTAS}
 LIMIT_S = 30.0
 
 
@@ -28,9 +28,12 @@ class Applied:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    async def create(self, text: str) -> None:
+    async def create(self, text: str, namespace: str = "default") -> None:
+        """``namespace``: of what names none."""
         for document in yaml.safe_load_all(text):
-            await self.cluster.api.registry.create(KINDS[document["kind"]], "default", document)
+            kind = KINDS[document["kind"]]
+            where = document["metadata"].get("namespace", namespace) if kind.namespaced else ""
+            await self.cluster.api.registry.create(kind, where, document)
 
     def pod(self, name: str) -> Object:
         return self.cluster.api.store.get(PODS, "default", name)
@@ -100,12 +103,12 @@ async def quota(applied: Applied) -> None:
     pod = (EXAMPLES / "over-the-limit.yaml").read_text()
     await applied.until(lambda: _quota_known(applied))
     with pytest.raises(ApiError, match="exceeding resource quota"):
-        await applied.create(pod.replace("nvidia.com/gpumem: 2000", "nvidia.com/gpumem: 6001"))
-    await applied.create(pod)
+        await applied.create(pod.replace("nvidia.com/gpumem: 2000", "nvidia.com/gpumem: 6001"), "team-a")
+    await applied.create(pod, "team-a")
 
 
 def _quota_known(applied: Applied) -> bool:
-    return bool(dig(applied.cluster.api.store.get(RESOURCEQUOTAS, "default", "gpu"), "status", "hard"))
+    return bool(dig(applied.cluster.api.store.get(RESOURCEQUOTAS, "team-a", "gpu"), "status", "hard"))
 
 
 CHECKS = {
