@@ -23,8 +23,17 @@ MODELS = (
     default=None,
     help="Folder that `make native` made (default: build/native of this checkout).",
 )
+@click.option(
+    "--allocation-mode",
+    type=click.Choice(("lock", "exact")),
+    default="lock",
+    show_default=True,
+    help="How the nodes' device plugins find the pod of an allocation.",
+)
 @click.argument("words", nargs=-1, type=click.UNPROCESSED, metavar="[-- COMMAND...]")
-def command(nodes: int, cards: int, model: str, native: Path | None, words: tuple[str, ...]) -> None:
+def command(
+    nodes: int, cards: int, model: str, native: Path | None, allocation_mode: str, words: tuple[str, ...]
+) -> None:
     """Open an embedded cluster for kubectl.
 
     Until Ctrl-C; or run COMMAND on it with KUBECONFIG set, and end with the exit status of COMMAND.
@@ -39,7 +48,9 @@ def command(nodes: int, cards: int, model: str, native: Path | None, words: tupl
     wanted = [GpuNode(f"gpu-node-{index + 1}", cards=cards, model=model) for index in range(nodes)]
     folder = (native or default_native()).resolve()
     try:
-        status = run_in_foreground(run_playground(Console(stderr=True), folder, wanted, words))
+        status = run_in_foreground(
+            run_playground(Console(stderr=True), folder, wanted, words, allocation_mode)
+        )
     except HamiError as error:
         raise click.ClickException(str(error)) from error
     raise SystemExit(0 if not words and status == INTERRUPTED else status)

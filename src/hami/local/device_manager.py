@@ -46,6 +46,7 @@ class DeviceManager:
         self.book = DeviceBook()
         self._changed = changed
         self._endpoints: dict[str, _Endpoint] = {}
+        self._pre_start: set[str] = set()  # resources whose plugin asked for PreStartContainer, gone or not
         self._server: Any = None
         self._lock = asyncio.Lock()
 
@@ -67,6 +68,7 @@ class DeviceManager:
 
     async def stop(self) -> None:
         """As a kubelet that is shut down: plugins lose their registration and have to come again."""
+        self._pre_start.clear()
         for resource in list(self._endpoints):
             await self._drop(resource)
         if self._server is not None:
@@ -90,6 +92,7 @@ class DeviceManager:
             bool(options.get_preferred_allocation_available), bool(options.pre_start_required),
         )  # fmt: skip
         self._endpoints[resource] = plugin
+        (self._pre_start.add if plugin.pre_start else self._pre_start.discard)(resource)
         plugin.task = asyncio.create_task(self._follow(resource, plugin), name=f"devices-{resource}")
 
     async def allocate(self, pod_uid: str, containers: list[tuple[str, dict[str, int], bool]]) -> None:
@@ -123,8 +126,13 @@ class DeviceManager:
         """PreStartContainer for every resource whose plugin asked for it. Raises AllocationRefusedError."""
         for grant in self.book.of_container(pod_uid, container):
             plugin = self._endpoints.get(grant.resource)
-            if plugin is None or not plugin.pre_start:
+            if grant.resource not in self._pre_start:
                 continue
+            if plugin is None:
+                raise AllocationRefusedError(
+                    "device plugin PreStartContainer rpc failed with err: "
+                    f"endpoint of {grant.resource} stopped"
+                )
             request = pb.PreStartContainerRequest(devices_ids=list(grant.device_ids))
             try:
                 await _answered(plugin.stub.PreStartContainer(request, timeout=_CALL_TIMEOUT_S))

@@ -13,7 +13,11 @@ from hami.local.cluster import Cluster, ClusterConfig, GpuNode
 
 
 async def run_playground(
-    console: Console, native: Path, nodes: Sequence[GpuNode], command: Sequence[str]
+    console: Console,
+    native: Path,
+    nodes: Sequence[GpuNode],
+    command: Sequence[str],
+    allocation_mode: str = "lock",
 ) -> int:
     """Open a cluster; run ``command`` on it with KUBECONFIG set, or wait until cancelled.
 
@@ -23,7 +27,8 @@ async def run_playground(
     def progress(line: str) -> None:
         console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
 
-    async with Cluster(ClusterConfig(nodes, native), progress) as cluster:
+    config = ClusterConfig(nodes, native, allocation_mode=allocation_mode)
+    async with Cluster(config, progress) as cluster:
         if command:
             return await _run(command, cluster)
         console.print("The cluster is open until you press Ctrl-C. In another terminal:")

@@ -67,6 +67,7 @@ class Owners:
         self._state_file = state_file
         self._pods = pods
         self._limit_s = limit_s
+        self._state_told = ""
 
     async def find(
         self, device_ids: Collection[str], resource: str, answered: Callable[[Pod], Collection[str]]
@@ -176,7 +177,9 @@ class Owners:
             content = await asyncio.to_thread(read_regular, self._state_file, MAX_BYTES)
             return decode_kubelet_state(content, resource)
         except (OSError, UnsafePathError, KubeletStateError) as error:
-            log.warning("kubelet_state.unreadable", extra={"cause": str(error)})
+            if str(error) != self._state_told:
+                self._state_told = str(error)
+                log.warning("kubelet_state.unreadable", extra={"cause": str(error)})
             return None
 
 
