@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 from local_harness import ReadyKubelet, until
 
 from hami.local.apiserver import ApiServer
+from hami.local.controllers.controller import Context, ControllerManager
+from hami.local.controllers.job import JobController
 from hami.local.errors import ApiError
 from hami.local.objects import Object, annotations_of, clone, dig, labels_of, meta, name_of
 from hami.local.registry import DeleteOptions
@@ -407,6 +410,74 @@ async def test_an_indexed_job_completes_every_index(world: Workloads) -> None:
         await finish(world, "job", "Succeeded")
     await until(lambda: world.status(JOBS, "parts", "completionTime"))
     assert world.status(JOBS, "parts", "completedIndexes") == "0-2"
+
+
+async def test_a_failed_pod_of_a_job_is_replaced_after_a_pause(embedded_api: ApiServer) -> None:
+    """With the pause of the controller made short."""
+    await embedded_api.stop()
+    context = Context(embedded_api.registry, time.time)
+    manager = ControllerManager(context, [JobController(context, backoff_s=0.05)])
+    kubelet = ReadyKubelet(embedded_api, ["n1"])
+    world = Workloads(embedded_api, kubelet)
+    manager.start()
+    try:
+        spec = {"template": template("job", restartPolicy="Never")}
+        await world.create(JOBS, "again", spec)
+        await finish(world, "job", "Failed")
+        await finish(world, "job", "Succeeded")
+        await until(lambda: world.status(JOBS, "again", "completionTime"))
+        assert (world.status(JOBS, "again", "failed"), world.status(JOBS, "again", "succeeded")) == (1, 1)
+    finally:
+        await manager.stop()
+        await kubelet.stop()
+
+
+async def test_less_parallelism_ends_pods(world: Workloads) -> None:
+    spec = {"completions": 5, "parallelism": 3, "template": template("job", restartPolicy="Never")}
+    await world.create(JOBS, "wide", spec)
+    await until(lambda: world.status(JOBS, "wide", "active") == 3)
+    await world.change(JOBS, "wide", parallelism=1)
+    await until(lambda: len(world.pods("job")) == 1)
+
+
+async def test_a_job_over_its_quota_says_so(world: Workloads) -> None:
+    await world.create(RESOURCEQUOTAS, "q", {"hard": {"pods": "0"}})
+    await world.create(JOBS, "none", {"template": template("job", restartPolicy="Never")})
+    await until(lambda: any(line.startswith("FailedCreate") for line in world.events()))
+    assert world.pods("job") == []
+
+
+async def test_a_job_past_its_deadline_fails(world: Workloads) -> None:
+    spec = {"activeDeadlineSeconds": 1, "template": template("job", restartPolicy="Never")}
+    await world.create(JOBS, "slow", spec)
+    await until(lambda: world.status(JOBS, "slow", "conditions"))
+    assert world.status(JOBS, "slow", "conditions")[0]["reason"] == "DeadlineExceeded"
+    await until(lambda: not world.pods("job"))
+
+
+async def test_pods_do_not_wait_for_a_job_that_is_gone(world: Workloads) -> None:
+    await world.create(JOBS, "gone", {"template": template("job", restartPolicy="Never")})
+    await until(lambda: [pod for pod in world.pods("job") if dig(pod, "status", "phase") == "Running"])
+    await world.delete(JOBS, "gone")
+    await until(lambda: not world.pods("job"))
+
+
+async def test_a_daemon_set_over_its_quota_says_so(world: Workloads) -> None:
+    await world.create(RESOURCEQUOTAS, "q", {"hard": {"pods": "1"}})
+    await world.create(DAEMONSETS, "agent", workload("agent"))
+    await until(lambda: any(line.startswith("FailedCreate") for line in world.events()))
+    assert len(world.pods("agent")) == 1
+
+
+async def test_a_deployment_adopts_the_replica_sets_of_one_that_was_orphaned(world: Workloads) -> None:
+    await world.create(DEPLOYMENTS, "web", workload("web", replicas=1))
+    await rolled_out(world, "web", 1)
+    before = {name_of(found) for found in world.api.store.list(REPLICASETS)}
+    await world.delete(DEPLOYMENTS, "web", "Orphan")
+    await until(lambda: world.api.store.find(DEPLOYMENTS, "default", "web") is None)
+    await world.create(DEPLOYMENTS, "web", workload("web", replicas=2))
+    await rolled_out(world, "web", 2)
+    assert {name_of(found) for found in world.api.store.list(REPLICASETS)} == before
 
 
 # --- services ---

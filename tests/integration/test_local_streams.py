@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import struct
 import tempfile
 import time
@@ -148,23 +149,26 @@ async def test_a_program_that_does_not_exist_is_told(streams: Streams) -> None:
     assert "executable file not found" in status["message"]
 
 
-async def test_the_program_ends_with_the_client(streams: Streams, tmp_path: Path) -> None:
+async def test_the_program_ends_with_the_client(streams: Streams) -> None:
     await streams.run("p", FOREVER)
-    async with streams.open("p/exec?command=sleep&command=86399.5&stdout=true", "v5.channel.k8s.io"):
-        await until(lambda: _processes("86399.5"))
-    await until(lambda: not _processes("86399.5"))
+    duration = str(10**8 + secrets.randbelow(10**8))
+    path = f"p/exec?command=sleep&command={duration}&stdout=true"
+    async with streams.open(path, "v5.channel.k8s.io"):
+        await until(lambda: _processes(duration))
+    await until(lambda: not _processes(duration))
 
 
 async def test_the_program_ends_with_the_container(streams: Streams) -> None:
     await streams.run("p", FOREVER)
-    path = "p/exec?command=sleep&command=86398.5&stdout=true"
+    duration = str(10**8 + secrets.randbelow(10**8))
+    path = f"p/exec?command=sleep&command={duration}&stdout=true"
     async with streams.open(path, "v5.channel.k8s.io") as socket:
-        await until(lambda: _processes("86398.5"))
+        await until(lambda: _processes(duration))
         await streams.api.registry.delete(PODS, "default", "p")
         async with asyncio.timeout(10.0):
             frames = [message.data async for message in socket]
     assert json.loads(frames[-1][1:])["status"] == "Failure"
-    await until(lambda: not _processes("86398.5"))
+    await until(lambda: not _processes(duration))
 
 
 def _processes(argument: str) -> list[str]:

@@ -8,7 +8,19 @@ import pytest
 
 from hami.local.columns import human_duration
 from hami.local.objects import rfc3339
-from hami.local.resources import CONFIGMAPS, NODES, PODS
+from hami.local.resources import (
+    CONFIGMAPS,
+    DAEMONSETS,
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    EVENTS,
+    EVENTS_V1,
+    JOBS,
+    NODES,
+    PODS,
+    REPLICASETS,
+    ROLEBINDINGS,
+)
 from hami.local.tables import pod_status, table
 
 NOW = 1_800_000_000.0
@@ -92,3 +104,70 @@ def test_rows_carry_metadata_unless_the_object_is_asked_for() -> None:
     assert by_include["Metadata"]["kind"] == "PartialObjectMetadata"
     assert by_include["Object"] is obj
     assert by_include["None"] is None
+
+
+def workload(**status: Any) -> Any:
+    template = {"spec": {"containers": [{"name": "a", "image": "x"}, {"name": "b", "image": "y"}],
+                         "nodeSelector": {"gpu": "on"}}}  # fmt: skip
+    return {
+        "metadata": {"name": "w", "creationTimestamp": rfc3339(NOW - 60)},
+        "spec": {"replicas": 3, "template": template, "selector": {"matchLabels": {"app": "w"}}},
+        "status": status,
+    }
+
+
+def test_a_deployment_row_counts_its_pods() -> None:
+    row = cells(DEPLOYMENTS, workload(readyReplicas=2, updatedReplicas=1, availableReplicas=2))
+    assert (row["Ready"], row["Up-to-date"], row["Available"], row["Age"]) == ("2/3", 1, 2, "60s")
+    assert (row["Containers"], row["Images"], row["Selector"]) == ("a,b", "x,y", "app=w")
+    assert cells(REPLICASETS, workload(replicas=3))["Current"] == 3
+
+
+def test_a_daemon_set_row_counts_nodes() -> None:
+    row = cells(DAEMONSETS, workload(desiredNumberScheduled=4, numberReady=3))
+    assert (row["Desired"], row["Ready"], row["Available"], row["Node Selector"]) == (4, 3, 0, "gpu=on")
+
+
+@pytest.mark.parametrize(
+    ("spec", "status", "shown"),
+    [
+        ({"completions": 3}, {"succeeded": 1, "startTime": rfc3339(NOW - 30)}, ("Running", "1/3", "30s")),
+        ({"parallelism": 4}, {"startTime": rfc3339(NOW - 30)}, ("Running", "0/1 of 4", "30s")),
+        ({"parallelism": 1}, {}, ("Running", "0/1", "")),
+        (
+            {"completions": 1},
+            {"succeeded": 1, "startTime": rfc3339(NOW - 30), "completionTime": rfc3339(NOW - 20),
+             "conditions": [{"type": "Complete", "status": "True"}]},
+            ("Complete", "1/1", "10s"),
+        ),
+        ({"completions": 1}, {"conditions": [{"type": "Failed", "status": "True"}]}, ("Failed", "0/1", "")),
+    ],
+)  # fmt: skip
+def test_a_job_row_shows_how_far_it_is(spec: Any, status: Any, shown: tuple[str, str, str]) -> None:
+    row = cells(JOBS, {"metadata": {"name": "j"}, "spec": spec, "status": status})
+    assert (row["Status"], row["Completions"], row["Duration"]) == shown
+
+
+def test_a_disruption_budget_row_shows_its_limit() -> None:
+    row = cells(DISRUPTION_BUDGETS, {"metadata": {"name": "b"}, "spec": {"minAvailable": 0}})
+    assert (row["Min Available"], row["Max Unavailable"]) == ("0", "N/A")
+
+
+def test_a_role_binding_row_names_the_role() -> None:
+    binding = {"metadata": {"name": "b"}, "roleRef": {"kind": "Role", "name": "edit"}}
+    assert cells(ROLEBINDINGS, binding)["Role"] == "Role/edit"
+
+
+@pytest.mark.parametrize(
+    ("resource", "event"),
+    [
+        (
+            EVENTS,
+            {"involvedObject": {"kind": "Pod", "name": "p"}, "message": "m", "lastTimestamp": rfc3339(NOW)},
+        ),
+        (EVENTS_V1, {"regarding": {"kind": "Pod", "name": "p"}, "note": "m", "eventTime": rfc3339(NOW)}),
+    ],
+)
+def test_an_event_row_is_the_same_in_both_forms(resource: Any, event: Any) -> None:
+    row = cells(resource, {"metadata": {"name": "e"}, **event})
+    assert (row["Object"], row["Message"], row["Last Seen"]) == ("pod/p", "m", "0s")
