@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import msgspec
 import pytest
+
+from hami.protocol import views
 
 Lab = Any
 
@@ -98,6 +101,25 @@ def test_a_key_that_leaves_the_object_limits_no_more(four: Lab) -> None:
 def test_limits_that_are_no_integers_are_ignored(four: Lab, limit: str) -> None:
     four.quota("q", gpumem=limit)
     assert four.placed(four.pod("new", four.container(mem=500), namespace="q"))[0] == "n1"
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "nvidia.com/gpumem",
+        "requests.nvidia.com/gpumem",
+        "limits.nvidia.com/gpu",
+        "limits.nvidia.com/gpumem-percentage",
+        "limits.cpu",
+    ],
+)
+def test_only_limits_on_memory_and_cores_are_ours(four: Lab, key: str) -> None:
+    obj = {"metadata": {"name": "quota", "namespace": "q"}, "spec": {"hard": {key: "1"}}}
+    four.state.upsert_quota(msgspec.convert(obj, views.ResourceQuota))
+    new = four.pod("new", four.container(mem=500), namespace="q")
+    assert admitted(four, new)
+    assert four.placed(new)[0] == "n1"
+    assert [one for one in four.state.quota_usage() if one.limit is not None] == []
 
 
 def test_a_limit_may_be_written_with_a_suffix(four: Lab) -> None:
