@@ -182,11 +182,11 @@ class Hami:
         )
 
     def heal(self) -> None:
-        """Make every card whole and wait until HAMi serves as after its installation."""
-        for card in ("0", "1"):
-            self.cluster.cards("set", card, "lost", "0")
+        """Wait until HAMi serves as after its installation; a failed card needs a new device plugin."""
+        if not all(card["health"] for card in self.registered()):
+            self.cluster.kubectl("delete", "pod", *self.pods("device-plugin"), "-n", SYSTEM, "--wait")
         self.ready()
-        until("all cards are healthy", lambda: all(card["health"] for card in self.registered()))
+        until("all cards are healthy", lambda: all(card["health"] for card in self.registered()), self.logs)
 
     def capacity(self) -> int:
         """Slots that the node offers to pods."""
