@@ -335,7 +335,8 @@ class Run:
             lines.append(f"  {where} {meta(pod).get('annotations')} {pod['status']}")
         for node in self._cluster.nodes.values():
             lines.append(f"node {node.config.name}: {dig(node.kubelet.node(), 'metadata', 'annotations')}")
-        lines.append(f"logs: {self._cluster.logs}")
+        storm = " FAULTS_ARGS=--storm" if self._weights is STORMS else ""
+        lines += [f"logs: {self._cluster.logs}", f"again: make faults RUNS=1 SEED={self.report.seed}{storm}"]
         return RunFailedError("\n".join(lines))
 
 
