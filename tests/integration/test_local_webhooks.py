@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import msgspec
 import pytest
 from aiohttp import web
@@ -147,6 +148,20 @@ async def test_a_denial_reaches_the_client_with_its_code_and_stores_nothing(
         'admission webhook "hook.example.com" denied the request: container a is privileged'
     )
     assert embedded_api.store.list(PODS) == []
+
+
+async def test_warnings_of_a_denial_are_headers_of_the_answer(
+    embedded_api: ApiServer, hook: WebhookServer
+) -> None:
+    hook.review = lambda _request: {"allowed": False, "status": {"message": "no"}, "warnings": ['say "a\\b"']}
+    await install(embedded_api, hook.configuration())
+    body = {"metadata": {"name": "p"}, "spec": {"containers": [{"name": "a", "image": "i"}]}}
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{embedded_api.url}/api/v1/namespaces/default/pods", json=body) as answer,
+    ):
+        assert answer.status == 403
+        assert answer.headers.getall("Warning") == ['299 - "say \\"a\\\\b\\""']
 
 
 async def test_warnings_are_passed_on(embedded_api: ApiServer, hook: WebhookServer) -> None:

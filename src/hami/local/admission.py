@@ -154,11 +154,13 @@ class Webhooks:
         message = status.get("message") or status.get("reason") or "without explanation"
         text = f'admission webhook "{webhook["name"]}" denied the request'
         code = status.get("code")
-        raise ApiError(
+        denied = ApiError(
             code if isinstance(code, int) and 400 <= code < 600 else 403,
             str(status.get("reason") or "Forbidden"),
             f"{text}: {message}" if status else f"{text} without explanation",
         )
+        denied.warnings = tuple(warnings)
+        raise denied
 
     async def _post(self, webhook: Object, review: Object) -> Any:
         url, server_name = self._address(webhook.get("clientConfig") or {})

@@ -154,7 +154,7 @@ class ApiServer:
                 raise errors.unauthorized()  # noqa: TRY301
             return await self._route(request)
         except ApiError as error:
-            return json_response(error.status(), error.code)
+            return json_response(error.status(), error.code, error.warnings)
         except (web.HTTPException, asyncio.CancelledError, ConnectionError):
             raise
         except Exception:

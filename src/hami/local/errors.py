@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from hami.protocol.errors import HamiError
@@ -10,7 +11,8 @@ from hami.protocol.errors import HamiError
 class ApiError(HamiError):
     """A refusal that the API server answers as a ``Status`` object.
 
-    ``code`` is the HTTP status, ``reason`` the machine-readable word of ``metav1.StatusReason``.
+    ``code`` is the HTTP status, ``reason`` the machine-readable word of ``metav1.StatusReason``;
+    ``warnings`` are what admission webhooks said beside it.
     """
 
     def __init__(
@@ -21,6 +23,7 @@ class ApiError(HamiError):
         self.reason = reason
         self.message = message
         self.details = details
+        self.warnings: Sequence[str] = ()
 
     def status(self) -> dict[str, Any]:
         """The ``Status`` object that clients decode."""

@@ -278,11 +278,7 @@ class Rest:
             body = tables.table(resource, [obj], self._clock(), include=include, metadata=metadata)
         else:
             body = tables.partial(obj) if view == "Metadata" else obj
-        response = json_response(body, code)
-        for warning in warnings[:20]:
-            text = " ".join(warning.split())[:1024].replace("\\", "\\\\").replace('"', '\\"')
-            response.headers.add("Warning", f'299 - "{text}"')
-        return response
+        return json_response(body, code, warnings)
 
     async def _delete_options(self, request: web.Request) -> DeleteOptions:
         body = await requests.body(request) if request.can_read_body else None
