@@ -5,6 +5,7 @@ root.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from hami.node.nvml import (
 )
 from hami.node.paths import HostPaths
 from hami.protocol.views import Node, Pod, decode
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 U1 = "GPU-11111111-2222-3333-4444-555555555555"
 U2 = "GPU-66666666-7777-8888-9999-000000000000"

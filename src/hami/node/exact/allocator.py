@@ -104,7 +104,7 @@ class ExactAllocator:
         self._ledger = Ledger(cluster, workspace)
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._running: set[asyncio.Task[None]] = set()
-        self._settling: set[str] = set()
+        self._marked: set[str] = set()  # pods by UID; the watch may not show it yet
         self._storage_told = float("-inf")
 
     async def restore(self, limits_files: bool) -> None:
@@ -114,6 +114,7 @@ class ExactAllocator:
     async def prune(self) -> None:
         """As :meth:`Ledger.prune`."""
         await self._ledger.prune()
+        self._marked &= {entry.pod_uid for entry in self._ledger.checkpoint.entries}
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for calls that have begun, at most ``timeout_s``."""
@@ -173,6 +174,7 @@ class ExactAllocator:
         """
         for pod in self._pods.all():
             if is_unmarked(pod) and not pod.is_finished:
+                self._marked.discard(pod.uid)
                 await self._settle(pod)
 
     async def _prepare(self, call: Call) -> None:
@@ -289,22 +291,22 @@ class ExactAllocator:
             except KubeError as failure:
                 log.warning("exact.mark_failed", extra={"cause": str(failure)})
         if error.fails_pod and written:
+            self._marked.discard(pod.uid)
             await self._lock.release(pod)
 
     async def _settle(self, pod: Pod) -> None:
         """Mark the pod as served and give back a node lock that another scheduler took for it."""
         notes = success_notes(pod, self._answered(pod))
-        if not notes or pod.uid in self._settling:
+        if not notes or pod.uid in self._marked:
             return
-        self._settling.add(pod.uid)
+        self._marked.add(pod.uid)
         try:
             await self._cluster.annotate_pod(pod, notes)
         except NotFound:
             return
         except (KubeError, ProtocolError) as error:
+            self._marked.discard(pod.uid)
             log.warning("exact.mark_failed", extra={"cause": str(error)})
-        finally:
-            self._settling.discard(pod.uid)
         await self._lock.release(pod)
 
     def _answered(self, pod: Pod) -> frozenset[str]:
