@@ -109,7 +109,7 @@ async def test_status_is_applied_through_its_subresource(client: Client) -> None
         ("c", config(a="1"), "", 422, "fieldManager: Required value"),
         ("other", config(a="1"), "fieldManager=x", 400, "does not match the name on the URL"),
         ("c", {**config(), "kind": "Secret"}, "fieldManager=x", 400, "needs apiVersion"),
-        ("c", b"[", "fieldManager=x", 400, "error decoding YAML"),
+        ("c", b"[", "fieldManager=x", 400, "is not YAML"),
         ("c", b"7", "fieldManager=x", 400, "not an object"),
         ("c", config(a="1"), "fieldManager=x&fieldValidation=Maybe", 400, "fieldValidation"),
     ],

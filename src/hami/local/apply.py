@@ -203,7 +203,7 @@ def managers_of(obj: Object) -> list[Object]:
         if isinstance(item, dict)
         and isinstance(item.get("manager"), str)
         and item.get("operation") in ("Apply", "Update")
-        and isinstance(item.get("fieldsV1"), dict)
+        and field_sets.is_field_set(item.get("fieldsV1"))
     ]
 
 

@@ -61,6 +61,14 @@ def _text(value: Any) -> str:
     return msgspec.json.encode(value, order="sorted").decode()
 
 
+def is_field_set(value: Any) -> bool:
+    """Whether ``value`` has the form of a set: objects all the way, with members of the known kinds."""
+    return isinstance(value, dict) and all(
+        (name == "." or name[:2] in ("f:", "k:", "v:")) and is_field_set(members)
+        for name, members in value.items()
+    )
+
+
 def leaves(fields: FieldSet, path: Path = ()) -> Iterator[Path]:
     """The paths of whole values and of list items."""
     for name, members in fields.items():

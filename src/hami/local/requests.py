@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-import yaml
 from aiohttp import web
 
 from hami.local import errors, patch, selectors, strategic
+from hami.local.documents import decode_json, decode_yaml
 from hami.local.errors import ApiError, bad_request
 from hami.local.objects import Object
 from hami.local.registry import Change
@@ -84,20 +83,14 @@ def dry_run(request: web.Request) -> bool:
 
 async def body(request: web.Request) -> Any:
     if request.content_type in ("application/yaml", "application/x-yaml"):
-        try:
-            return yaml.safe_load(await request.read())
-        except yaml.YAMLError as error:
-            raise bad_request(f"the body of the request is not YAML: {error}") from error
+        return decode_yaml(await request.read())
     if request.content_type not in ("application/json", "application/octet-stream"):
         raise errors.unsupported_media_type(request.content_type)
     return await json_body(request)
 
 
 async def json_body(request: web.Request) -> Any:
-    try:
-        return msgspec.json.decode(await request.read())
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise bad_request(f"the body of the request is not JSON: {error}") from error
+    return decode_json(await request.read())
 
 
 async def change_of(request: web.Request, kind: str) -> Change:
@@ -125,11 +118,7 @@ def _as_object(value: Any) -> Object:
 
 async def applied(request: web.Request) -> Object:
     """The body of an apply patch: YAML, of which JSON is a part."""
-    data = await request.read()
-    try:
-        found = msgspec.json.decode(data) if data.lstrip()[:1] == b"{" else yaml.safe_load(data)
-    except (msgspec.DecodeError, yaml.YAMLError, RecursionError, ValueError) as error:
-        raise bad_request(f"error decoding YAML: {error}") from error
+    found = decode_yaml(await request.read())
     if not isinstance(found, dict):
         raise bad_request("the body of an apply patch is not an object")
     return found

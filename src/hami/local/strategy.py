@@ -234,9 +234,11 @@ def _check_placement(path: str, spec: Object) -> None:
             raise bad_request(f"{path}.{field} has the wrong type")
     if not all(isinstance(value, str) for value in (spec.get("nodeSelector") or {}).values()):
         raise bad_request(f"{path}.nodeSelector is not a map of strings")
+    kinds = [value for value in (spec.get("affinity") or {}).values() if value is not None]
     required = dig(spec, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-    if required is not None and not _is_node_selector(required):
-        raise bad_request(f"{path}.affinity.nodeAffinity is malformed")
+    well_formed = required is None or _is_node_selector(required)
+    if not well_formed or not all(isinstance(value, dict) for value in kinds):
+        raise bad_request(f"{path}.affinity is malformed")
 
 
 def _is_node_selector(selector: Any) -> bool:
