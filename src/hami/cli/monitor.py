@@ -141,6 +141,7 @@ def _process_config(flags: dict[str, Any]) -> Any:
             legacy=flags["legacy_metrics"],
             emit_allocated=flags["emit_allocated"],
             activity_from_last_kernel=flags["activity_from_last_kernel"],
+            pod_cgroups=not flags["host_root"],
         ),
         address=flags["metrics_bind_address"],
         hook=os.environ[ENV_HOOK_PATH].rstrip("/"),

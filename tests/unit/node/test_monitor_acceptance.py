@@ -89,7 +89,7 @@ class Pods:
 class Bench:
     """A monitor on a temporary directory; series by name and labels."""
 
-    def __init__(self, folder: Path, nvml: Any, legacy: bool = False) -> None:
+    def __init__(self, folder: Path, nvml: Any, **options: bool) -> None:
         self.containers = folder / "vgpu/containers"
         self.limits = folder / "vgpu/limits"
         self.proc = folder / "proc"
@@ -100,7 +100,7 @@ class Bench:
         self.nvml = nvml
         self.now = float(int(time.time()))
         self.monitor = Monitor(
-            MonitorOptions(node="n1", proc=str(self.proc), legacy=legacy),
+            MonitorOptions(node="n1", proc=str(self.proc), **options),
             Tracker(str(self.containers)),
             HostReader(nvml, str(self.mig_lock), retry_s=0),
             Garbage(str(self.containers), str(self.limits)),
@@ -281,6 +281,19 @@ async def test_while_mig_changes_nvml_is_not_asked_for_processes(bench: Bench) -
     bench.mig_lock.unlink()
     bench.nvml.list_error = NvmlError("gone", 1)
     await bench.monitor.tick()
+    assert await bench.value("hami_container_device_utilization_ratio") == 0
+
+
+async def test_without_pod_cgroups_host_pids_are_neither_used_nor_called_foreign(
+    tmp_path: Path, make_nvml: Callable[..., Any]
+) -> None:
+    """Below --host-root containers are plain processes; what they claim cannot be judged."""
+    bench = Bench(tmp_path, make_nvml([(U1, "A100", GIB)]), pod_cgroups=False)
+    bench.pods.add(pod())
+    bench.directory(f"{UID}_web", region(hostpid=42))
+    bench.nvml.samples[U1] = [ProcessUse(42, 5, 30)]
+    await bench.monitor.tick()
+    assert await bench.value("hami_monitor_foreign_hostpid_total") == 0
     assert await bench.value("hami_container_device_utilization_ratio") == 0
 
 

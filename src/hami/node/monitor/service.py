@@ -78,6 +78,8 @@ class MonitorOptions:
     activity_from_last_kernel: bool = True
     tick_s: float = TICK_S
     proc: str = "/proc"
+    pod_cgroups: bool = True
+    """Whether containers run in cgroups of their pods; if not, no host PID can be verified, none counts."""
 
 
 class Monitor:
@@ -302,7 +304,7 @@ class Monitor:
     def _check_host_pids(self, sweep: Sweep) -> None:
         """Keep the host PIDs that belong to their pod; count the others, each once."""
         self._verified = {}
-        for directory, region in sweep.regions.items():
+        for directory, region in sweep.regions.items() if self._options.pod_cgroups else ():
             claimed = region.host_pids[:_MAX_PID_CHECKS] if region else ()
             own = {pid for pid in claimed if belongs_to_pod(pid, directory.pod_uid, self._options.proc)}
             self._verified[directory.name] = frozenset(own)
