@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import sys
@@ -11,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.table import Table
 
 from hami.local.cluster import default_native
-from hami.local.demo import Usage, mean_cores, read_usage
+from hami.local.demo import Usage, mean_cores, print_table, read_usage
 
 COMMAND = [sys.executable, "-c", "from hami.cli.main import main; main(prog_name='hami')", "demo"]
 
@@ -148,3 +151,17 @@ def test_usage_is_summed_over_containers_and_cards() -> None:
 def test_cores_in_use_are_averaged_and_the_rest_is_the_last() -> None:
     samples = [{"a": Usage(1.0, 9.0, 30.0, 20.0)}, {}, {"a": Usage(2.0, 9.0, 30.0, 40.0)}]
     assert mean_cores(samples) == {"a": Usage(2.0, 9.0, 30.0, 20.0)}
+
+
+def test_a_narrow_terminal_cuts_no_cell_and_no_line_ends_in_spaces() -> None:
+    table = Table(title="Pods", title_justify="left")
+    for name in ("POD", "STATUS", "MEMORY LIMIT"):
+        table.add_column(name, no_wrap=True)
+    table.add_row("alice", "Running", "4096 MiB")
+    output = io.StringIO()
+    print_table(Console(file=output, width=20), table)
+    text = output.getvalue()
+    assert "alice" in text
+    assert "4096 MiB" in text
+    assert "…" not in text
+    assert [line for line in text.splitlines() if line != line.rstrip()] == []

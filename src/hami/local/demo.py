@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from hami.local.cluster import Cluster, ClusterConfig, ClusterError, GpuNode
 from hami.local.objects import Object, annotations_of, dig, meta
@@ -26,6 +27,7 @@ NODE = "gpu-node-1"
 _STEP_LIMIT_S = 25.0
 _ASKED_MIB = 6144
 _CORE_SAMPLES = 7
+_TABLE_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,8 @@ class Demo:
         )
         usage = await self._usage()
         self._console.print()
-        self._console.print(self._cards(usage))
-        self._console.print(self._pods(usage))
+        print_table(self._console, self._cards(usage))
+        print_table(self._console, self._pods(usage))
 
     def _done(self, text: str) -> None:
         self._console.print(f"[green]ok[/green] {text}", highlight=False, soft_wrap=True)
@@ -247,6 +249,15 @@ class Demo:
         return table
 
 
+def print_table(console: Console, table: Table) -> None:
+    """Print with whole cells and without spaces at line ends; a narrow terminal wraps the lines."""
+    lines = console.render_lines(table, console.options.update(width=_TABLE_WIDTH), pad=False)
+    for line in lines:
+        text = Text.assemble(*((part.text, part.style or "") for part in line))
+        text.rstrip()
+        console.print(text, soft_wrap=True)
+
+
 def mib(count: float) -> str:
     """Bytes as whole MiB."""
     return f"{int(count) >> 20} MiB"
@@ -296,7 +307,7 @@ async def run_demo(console: Console, native: Path, *, keep: bool) -> int:
 
         def progress(line: str) -> None:
             status.update(f"starting: {line}")
-            console.print(f"[dim]   {line}[/dim]", highlight=False)
+            console.print(f"[dim]   {line}[/dim]", highlight=False, soft_wrap=True)
 
         cluster = Cluster(ClusterConfig([GpuNode(NODE)], native), progress)
         async with cluster:
@@ -317,7 +328,7 @@ def _explain(console: Console, cluster: Cluster) -> None:
         f"export KUBECONFIG={cluster.kubeconfig}",
         "kubectl get pods -o wide",
         "kubectl describe pod carol     # why it waits",
-        "kubectl logs alice             # the refused allocation",
+        "kubectl logs alice | grep refused",
         "kubectl delete pod bob         # makes room: carol starts",
         f"curl {cluster.nodes[NODE].metrics_url}/metrics",
     ):
