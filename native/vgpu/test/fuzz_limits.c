@@ -6,7 +6,9 @@
 
 #include <string.h>
 
-#define SEED(text) {text, sizeof text - 1}
+#define TEN(text)     text text text text text text text text text text
+#define HUNDRED(text) TEN(TEN(text))
+#define SEED(text)    {text, sizeof text - 1}
 
 const struct fuzz_seed fuzz_seeds[] = {
     SEED("# a comment\r\n\r\n CUDA_DEVICE_MEMORY_LIMIT = 2g "
@@ -16,6 +18,9 @@ const struct fuzz_seed fuzz_seeds[] = {
     SEED("NVIDIA_VISIBLE_DEVICES= GPU-00000000-0000-0000-0000-00000000000a , x,\nHAMI_DEVICE_UUIDS=,,\n"),
     SEED("CUDA_TASK_PRIORITY=0\nGPU_CORE_UTILIZATION_POLICY=FORCE\nRECORD_KERNEL_INTERVAL=61\n"),
     SEED("VGPU_FAILURE_POLICY=deny\nVGPU_NVML_PROCESSES=host\nLIBCUDA_LOG_LEVEL=4\nHAMI_LIMITS_FORMAT=2\n"),
+    SEED("HAMI_DEVICE_UUIDS=MIG-" HUNDRED("x") ",MIG-" TEN("y") "\n"),
+    SEED("HAMI_DEVICE_UUIDS=" TEN("MIG-a,MIG-b,") "\n"),
+    SEED("VGPU_LOG_FILE=" HUNDRED("/a") "\n" HUNDRED("A=\n") HUNDRED("B=\n") HUNDRED("C=\n")),
     SEED("CUDA_DEVICE_MEMORY_SHARED_CACHE=/usr/local/vgpu/a.cache\nVGPU_LOG_FILE=/x\n\n\n=\n==\n"),
 };
 const size_t fuzz_seed_count = sizeof fuzz_seeds / sizeof fuzz_seeds[0];

@@ -3,16 +3,35 @@
 #include "size.h"
 
 #include <inttypes.h>
+#include <stdbool.h>
 #include <string.h>
 
 #define SEED(text) {text, sizeof text - 1}
 
 const struct fuzz_seed fuzz_seeds[] = {
-    SEED("3000m"), SEED("2g"),  SEED("010m"),    SEED("1.5g"),  SEED("1GiB"),
-    SEED(" 64 "),  SEED("abc"), SEED("0x10m"),   SEED("-12"),   SEED("18446744073709551615"),
-    SEED("64mm"),  SEED(""),    SEED("0.3333k"), SEED("1.b m"), SEED("99999999999g"),
+    SEED("3000m"),        SEED("2g"),
+    SEED("010m"),         SEED("1.5g"),
+    SEED("1GiB"),         SEED(" 64 "),
+    SEED("abc"),          SEED("0x10m"),
+    SEED("-12"),          SEED("18446744073709551615"),
+    SEED("64mm"),         SEED(""),
+    SEED("0.3333k"),      SEED("1.b m"),
+    SEED("99999999999g"), SEED("1.99999999999999999999999999g"),
 };
 const size_t fuzz_seed_count = sizeof fuzz_seeds / sizeof fuzz_seeds[0];
+
+/* Whole units of a text that is a size: what stands before the point, and the shift of its letter. */
+static bool is_rounded_down(const char *text, uint64_t bytes) {
+    char *end = NULL;
+    uint64_t whole = strtoull(text, &end, 10);
+    while (*end == '.' || (*end >= '0' && *end <= '9'))
+        end++;
+    int shift = 0;
+    for (const char *unit = "kmg"; *unit != '\0'; unit++)
+        if ((*end | 0x20) == *unit)
+            shift = 10 * (int)(unit - "kmg" + 1);
+    return bytes >> shift == whole;
+}
 
 static void check_size(const char *text) {
     const uint64_t untouched = 0x5555555555555555u;
@@ -20,6 +39,7 @@ static void check_size(const char *text) {
     char round[32];
     if (vg_parse_size(text, &bytes) != VG_PARSED_VALUE)
         return;
+    FUZZ_CHECK(is_rounded_down(text, bytes));
     snprintf(round, sizeof round, "\t %" PRIu64 " ", bytes);
     FUZZ_CHECK(vg_parse_size(round, &again) == VG_PARSED_VALUE && again == bytes);
 }
