@@ -90,7 +90,7 @@ imagePullSecrets:
 {{- end -}}
 
 {{- define "hami.kubeSchedulerTag" -}}
-{{- toString (.Values.scheduler.kubeScheduler.image.tag | default "") | trim | default (regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version) -}}
+{{- toString (.Values.scheduler.kubeScheduler.image.tag | default "") | trim | default (regexFind "^v[0-9]+\\.[0-9]+\\.[0-9]+" .Capabilities.KubeVersion.Version) | default (printf "v1.%s.0" (include "hami.clusterMinor" .)) -}}
 {{- end -}}
 
 {{/* Minor version of kube-scheduler itself: of its tag, where the tag is a version. */}}
