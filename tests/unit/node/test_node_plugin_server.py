@@ -376,6 +376,26 @@ async def test_a_plugin_that_waits_for_kubelet_can_be_stopped(node: Node, until:
     assert node.kubelet.registered == []
 
 
+async def test_a_new_kubelet_socket_ends_the_pause_after_a_failed_start(node: Node, until: Until) -> None:
+    """kubelet ended just when the plugin registered; its successor must not be left waiting."""
+    node.plugin._options = replace(node.plugin._options, retry_s=3600.0)
+    node.kubelet.refusals = 1
+    async with node:
+        await until(lambda: node.kubelet.refusals == 0)
+        await node.kubelet.stop()
+        await node.kubelet.start()
+        await until(lambda: node.kubelet.registered)
+        assert node.plugin.rounds == 2
+
+
+async def test_a_plugin_without_cards_does_not_start_again_by_itself(node: Node, until: Until) -> None:
+    node.settings = Settings(excluded_indexes=frozenset({0, 1}))
+    async with node:
+        await until(lambda: node.cluster.node_annotations.get("hami.io/node-nvidia-register") == "[]")
+        await asyncio.sleep(0.6)  # longer than two looks at kubelet's socket
+        assert node.plugin.rounds == 1
+
+
 async def test_a_kubelet_that_refuses_is_asked_again(node: Node, until: Until) -> None:
     node.kubelet.refusals = 2
     async with node:

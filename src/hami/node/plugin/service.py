@@ -74,7 +74,7 @@ class ExactSide:
 
 @dataclass(frozen=True, slots=True)
 class _Watched:
-    """Our socket (empty: none) and kubelet's socket as it was right before we registered."""
+    """Our socket (empty: none), and kubelet's socket as it was right before we registered or tried to."""
 
     socket: str = ""
     kubelet: tuple[int, int, int] | None = None
@@ -176,6 +176,7 @@ class DevicePlugin:
             },
         )
         failure: Exception | None = None
+        seen = _identity(self._options.kubelet_socket)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 watched = await self._start(settings, stack)
@@ -196,14 +197,14 @@ class DevicePlugin:
             )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.retry_s):
-                    await self._wait(_Watched())
+                    await self._wait(_Watched(kubelet=seen))
 
     async def _start(self, settings: Settings, stack: contextlib.AsyncExitStack) -> _Watched:
         """Start everything; what has been started is put on ``stack``. The result says what a restart is."""
         board = Board()
         board.show(await asyncio.to_thread(self._reader.read))
         cards = offered_cards(board.cards, settings)
-        watched = _Watched()
+        watched = _Watched(kubelet=_identity(self._options.kubelet_socket))
         if cards:
             service = self._service(board, settings, self._delivery(board))
             folder = posixpath.dirname(self._options.kubelet_socket) or posixpath.dirname(
@@ -308,10 +309,10 @@ class DevicePlugin:
         while not self._interrupted():
             await asyncio.sleep(_POLL_S)
             found = _identity(kubelet)
-            if found is None or not watched.socket:
+            if found is None:
                 continue
             created = found != watched.kubelet
-            lost = _identity(watched.socket) is None
+            lost = bool(watched.socket) and _identity(watched.socket) is None
             if created or lost:
                 log.info("kubelet.restarted", extra={"socket_created": created, "own_socket_lost": lost})
                 await self._settle()
