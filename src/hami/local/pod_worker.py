@@ -17,7 +17,14 @@ from hami.local.containers import Container, ContainerPlan, ContainerStartError,
 from hami.local.devices import AllocationRefusedError
 from hami.local.objects import Object, dig, name_of
 from hami.local.pod_env import container_env, expand, volume_mounts
-from hami.local.pod_status import ContainerRecord, build_status, key_of, rejected_status, restarts
+from hami.local.pod_status import (
+    ContainerRecord,
+    build_status,
+    key_of,
+    pod_phase,
+    rejected_status,
+    restarts,
+)
 
 if TYPE_CHECKING:
     from hami.local.kubelet import Kubelet
@@ -317,6 +324,9 @@ class PodWorker:
         """Write the status as it is now; a pod that was not admitted has its status already."""
         if not self._regular:
             return
+        if pod_phase(self._policy, self._inits, self._regular) in ("Succeeded", "Failed"):
+            # Before anybody can see it: a pod that follows at once finds the devices free.
+            self._kubelet.devices.release(self.uid)
 
         def make(current: Object) -> Object:
             return build_status(
