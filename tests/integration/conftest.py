@@ -41,7 +41,11 @@ def kubectl() -> str | None:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
-    """A ready cluster: node ``n1`` with one simulated A100 (40 GB), scheduler, device plugin, monitor."""
-    async with Cluster(ClusterConfig([GpuNode("n1")], default_native())) as running:
+async def cluster(request: pytest.FixtureRequest) -> AsyncIterator[Cluster]:
+    """A ready cluster: node ``n1`` with one simulated A100 (40 GB), scheduler, device plugin, monitor.
+
+    The parameter, where a test gives one, is the allocation mode.
+    """
+    mode = str(getattr(request, "param", "lock"))
+    async with Cluster(ClusterConfig([GpuNode("n1")], default_native(), allocation_mode=mode)) as running:
         yield running

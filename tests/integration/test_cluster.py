@@ -23,6 +23,12 @@ from hami.local.resources import EVENTS, NODES, PODS
 LIMIT_S = 30.0
 
 
+BOTH_MODES = pytest.mark.parametrize(
+    "cluster", [pytest.param("lock", id="lock"), pytest.param("exact", id="exact")], indirect=True
+)
+"""The same scenario in both allocation modes."""
+
+
 class Workload:
     """Makes pods on a cluster and looks at them."""
 
@@ -104,6 +110,7 @@ async def test_a_program_sees_its_limit_as_the_size_of_the_card(workload: Worklo
     assert (info["total_bytes"], info["device_total_bytes"]) == (4096 << 20, 4096 << 20)
 
 
+@BOTH_MODES
 async def test_two_pods_share_a_card_and_only_the_one_over_its_limit_is_refused(workload: Workload) -> None:
     await workload.create("bob", "exec GPUPROG worker --mib 6000", 8192, 50)
     await workload.running("bob")
@@ -128,6 +135,7 @@ async def test_without_namespaces_limits_hold_too() -> None:
         assert results == [2, 0]
 
 
+@BOTH_MODES
 async def test_a_placed_pod_carries_its_allocation_and_the_node_is_unlocked(workload: Workload) -> None:
     await workload.create("p", "sleep 60", 4096, 30)
     await workload.running("p")
@@ -140,6 +148,7 @@ async def test_a_placed_pod_carries_its_allocation_and_the_node_is_unlocked(work
     assert "hami.io/mutex.lock" not in annotations_of(node)
 
 
+@BOTH_MODES
 async def test_a_pod_that_does_not_fit_says_why_and_starts_when_room_is_made(workload: Workload) -> None:
     await workload.create("big", "sleep 600", 32768, 50)
     await workload.running("big")
@@ -150,6 +159,7 @@ async def test_a_pod_that_does_not_fit_says_why_and_starts_when_room_is_made(wor
     await workload.running("late")
 
 
+@BOTH_MODES
 async def test_the_monitor_shows_limit_and_use_of_each_container(workload: Workload) -> None:
     await workload.create("p", "exec GPUPROG worker --mib 1000", 4096, 30)
     await workload.running("p")
@@ -181,6 +191,7 @@ async def test_a_pod_without_devices_runs_beside_them(workload: Workload) -> Non
     assert "CUDA_DEVICE_MEMORY_LIMIT" not in log
 
 
+@BOTH_MODES
 async def test_after_a_crash_of_the_scheduler_usage_is_known_again(workload: Workload) -> None:
     await workload.create("big", "sleep 600", 32768, 50)
     await workload.running("big")
@@ -193,6 +204,7 @@ async def test_after_a_crash_of_the_scheduler_usage_is_known_again(workload: Wor
     await workload.running("small")
 
 
+@BOTH_MODES
 async def test_after_a_crash_of_the_plugin_new_pods_start_and_old_ones_run_on(workload: Workload) -> None:
     await workload.create("old", "sleep 600", 4096, 20)
     await workload.running("old")
@@ -230,6 +242,7 @@ async def test_while_the_scheduler_hangs_pods_wait_and_start_afterwards(workload
     await workload.running("p")
 
 
+@BOTH_MODES
 async def test_after_a_restart_of_kubelet_the_plugin_registers_again(workload: Workload) -> None:
     await workload.create("old", "sleep 600", 4096, 20)
     await workload.running("old")
@@ -240,6 +253,7 @@ async def test_after_a_restart_of_kubelet_the_plugin_registers_again(workload: W
     assert len({device for grant in grants for device in grant.device_ids}) == 2
 
 
+@BOTH_MODES
 async def test_a_restart_of_the_api_server_is_survived_by_every_component(workload: Workload) -> None:
     api = workload.cluster.api
     port = int(api.url.rpartition(":")[2])
