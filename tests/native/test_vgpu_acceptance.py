@@ -426,3 +426,56 @@ def test_a108_a_program_of_an_old_glibc_reaches_our_dlsym(node: Node, tmp_path: 
     subprocess.run(["gcc", "-o", str(program), str(source), "-ldl"], check=True)
     done = node.run(str(program))
     assert (done.returncode, done.stdout.strip()) == (0, str(node.build.libvgpu))
+
+
+def test_a119_a_process_that_allocates_while_it_exits_stays_counted_to_its_end(
+    node: Node, tmp_path: Path
+) -> None:
+    """One thread goes on while the main thread is in exit(), where a destructor behind ours takes time."""
+    source, slow = tmp_path / "slow.c", tmp_path / "slow.so"
+    source.write_text(
+        "#include <unistd.h>\n__attribute__((destructor)) static void wait_long(void) { usleep(2000000); }\n"
+    )
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(slow)], check=True)
+    code = LAUNCH + (
+        "import threading\n"
+        "held, block = ctypes.c_uint64(), ctypes.c_uint64()\n"
+        "good(cuda.cuMemAlloc_v2(ctypes.byref(held), ctypes.c_size_t(512 << 20)))\n"
+        "def work():\n"
+        "    cuda.cuCtxSetCurrent(context)\n"
+        "    while True:\n"
+        "        if cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(1 << 20)) == 0:\n"
+        "            cuda.cuMemFree_v2(block)\n"
+        "threading.Thread(target=work, daemon=True).start()\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "ctypes.CDLL(None).exit(0)\n"
+    )
+    other = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="1g", LIBCUDA_LOG_LEVEL="0").start()
+    env = node.environment()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**env, "LD_PRELOAD": f"{env['LD_PRELOAD']}:{slow}"},  # ends behind us
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdin is not None
+    assert process.stdout.readline() == "ready\n"
+    assert read_usage(node.region())[process.pid] >= 512 * MIB
+    process.stdin.write("\n")
+    process.stdin.flush()
+    wait_until(lambda: process.pid not in read_usage(node.region()))
+    during = []
+    while process.poll() is None:
+        totals = layout.Extension.totals.read(node.region().read_bytes(), EXTENSION, 1)
+        result, block, _ = other.ask(f"alloc {1024 * MIB}")
+        if process.poll() is None:
+            during.append((result, totals >= 512 * MIB))
+        elif result == SUCCESS:
+            other.must(f"free {block}")
+    assert during
+    assert set(during) == {(OUT_OF_MEMORY, True)}
+    process.communicate()
+    other.must(f"alloc {1024 * MIB}")
