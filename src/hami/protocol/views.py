@@ -159,6 +159,7 @@ class Terminated(View, frozen=True):
 
     exit_code: int = 0
     reason: str | None = None
+    finished_at: str | None = None
 
 
 class ContainerState(View, frozen=True):

@@ -321,14 +321,18 @@ def status(name: str, **state: Any) -> dict[str, Any]:
     return {"name": name, "state": state}
 
 
-def starting(*states: dict[str, Any], sidecar: str = "") -> Pod:
+def starting(*states: dict[str, Any], sidecar: str = "", sandbox_ready: str = "True") -> Pod:
     inits = [{"name": name} for name in ("i1", "i2")]
     if sidecar:
         inits.append({"name": sidecar, "restartPolicy": "Always"})
     body = {
         "metadata": {"name": "p", "namespace": "ns", "uid": "u"},
         "spec": {"initContainers": inits, "containers": [{"name": "app"}]},
-        "status": {"phase": "Pending", "initContainerStatuses": list(states)},
+        "status": {
+            "phase": "Pending",
+            "initContainerStatuses": list(states),
+            "conditions": [{"type": "PodReadyToStartContainers", "status": sandbox_ready}],
+        },
     }
     return decode(msgspec.json.encode(body), Pod)
 
@@ -364,10 +368,40 @@ def test_which_container_starts_follows_from_status_and_answers(
 ) -> None:
     pod = starting(*states)
     if expected:
-        assert container_to_start(pod, ("i1", "i2"), "app", answered) == expected
+        assert container_to_start(pod, ("i1", "i2"), "app", dict.fromkeys(answered, 50)) == expected
         return
     with pytest.raises(NotYetError, match="whether init container i1 has ended"):
-        container_to_start(pod, ("i1", "i2"), "app", answered)
+        container_to_start(pod, ("i1", "i2"), "app", dict.fromkeys(answered, 50))
+
+
+def ended(exit_code: int, seconds: int) -> dict[str, Any]:
+    return {"terminated": {"exitCode": exit_code, "finishedAt": f"1970-01-01T00:00:{seconds:02}Z"}}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "sandbox_ready", "expected"),
+    [
+        pytest.param(50, "True", "app", id="ended in the second of its answer"),
+        pytest.param(59, "True", "app", id="ended after its answer"),
+        pytest.param(49, "True", "", id="an end older than its answer"),
+        pytest.param(59, "False", "i1", id="new sandbox"),
+        pytest.param(49, "False", "", id="answered in the new sandbox"),
+    ],
+)
+def test_an_end_counts_for_the_start_that_was_answered(
+    seconds: int, sandbox_ready: str, expected: str
+) -> None:
+    pod = starting(status("i1", **ended(0, seconds)), sandbox_ready=sandbox_ready)
+    if expected:
+        assert container_to_start(pod, ("i1",), "app", {"i1": 50}) == expected
+        return
+    with pytest.raises(NotYetError, match="whether init container i1 has ended"):
+        container_to_start(pod, ("i1",), "app", {"i1": 50})
+
+
+def test_an_end_without_a_readable_time_counts() -> None:
+    state = {"terminated": {"exitCode": 0, "finishedAt": "yesterday"}}
+    assert container_to_start(starting(status("i1", **state)), ("i1",), "app", {"i1": 50}) == "app"
 
 
 def test_sidecars_and_other_pods_do_not_share_ids() -> None:

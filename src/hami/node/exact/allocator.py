@@ -206,7 +206,9 @@ class ExactAllocator:
         limits = limits_table(given.devices, given.container, call.settings, cache, call.delivery)
         self._judge_environment(pod, given, limits, call.settings)
         document = await self._on_disk(self._prepare_files, pod, given, limits, name, call)
-        self._ledger.checkpoint.renew(Entry(pod.uid, pod.namespace, pod.name, container, devices, limits))
+        self._ledger.checkpoint.renew(
+            Entry(pod.uid, pod.namespace, pod.name, container, devices, limits, int(self._clock()))
+        )
         try:
             await self._ledger.save()
         except (OSError, UnsafePathError) as error:
@@ -309,10 +311,10 @@ class ExactAllocator:
             log.warning("exact.mark_failed", extra={"cause": str(error)})
         await self._lock.release(pod)
 
-    def _answered(self, pod: Pod) -> frozenset[str]:
-        """Names of the containers of ``pod`` that have an answer."""
-        get = self._ledger.checkpoint.get
-        return frozenset(item.name for item in pod.slots if get(pod.uid, item.name) is not None)
+    def _answered(self, pod: Pod) -> dict[str, int]:
+        """The containers of ``pod`` that have an answer, with the Unix seconds of the last one."""
+        entries = [self._ledger.checkpoint.get(pod.uid, item.name) for item in pod.slots]
+        return {entry.container: entry.answered_at for entry in entries if entry is not None}
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -9,15 +9,18 @@ was answered before and from the pod's status. Nothing is guessed: what cannot b
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 from hami.node.exact.errors import NotYetError
-from hami.protocol.views import ContainerStatus, Pod
+from hami.protocol.errors import TimestampError
+from hami.protocol.timestamps import parse_rfc3339
+from hami.protocol.views import ContainerStatus, Pod, Terminated
 
 _BEGINNING: Final = (None, "", "PodInitializing", "ContainerCreating")
-_State = Literal["new", "running", "failed", "done"]
+_SANDBOX_READY: Final = "PodReadyToStartContainers"
+_State = Literal["new", "running", "stale", "failed", "done"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +72,24 @@ def sharing_init_containers(pod: Pod, records: Iterable[Recorded]) -> tuple[str,
 
 
 def container_to_start(
-    pod: Pod, init_containers: Sequence[str], listed: str, answered: Collection[str]
+    pod: Pod, init_containers: Sequence[str], listed: str, answered: Mapping[str, int]
 ) -> str:
     """The container that kubelet is about to start.
 
     ``init_containers`` are the ordinary ones that hold the ids, in order; ``listed`` the container that
-    PodResources names (empty: none); ``answered`` the containers of the pod that got an answer before.
+    PodResources names (empty: none); ``answered`` the containers of the pod that got an answer before, with
+    the Unix seconds of the last one. A new sandbox (after a reboot) starts the init containers again.
     Raises :class:`NotYetError` while the pod's status does not tell.
     """
+    new_sandbox = any(
+        condition.type == _SANDBOX_READY and condition.status == "False"
+        for condition in pod.status.conditions or ()
+    )
     for name in init_containers:
-        state = _state(pod, name)
+        state = _state(pod, name, answered.get(name, 0))
         if state == "done":
+            if new_sandbox:
+                return name
             continue
         if state == "failed" or (state == "new" and name not in answered):
             return name
@@ -94,13 +104,26 @@ def container_to_start(
     raise NotYetError(f"pod {pod.namespace}/{pod.name} has no container with these devices")
 
 
-def _state(pod: Pod, name: str) -> _State:
+def _state(pod: Pod, name: str, answered_at: int) -> _State:
+    """``stale``: the end that the status tells is older than our last answer."""
     status = next((item for item in pod.status.init_container_statuses or [] if item.name == name), None)
     state = (status or ContainerStatus()).state
     if state is None:
         return "new"
     if state.terminated is not None:
+        if _ended_before(state.terminated, answered_at):
+            return "stale"
         return "failed" if state.terminated.exit_code else "done"
     if state.running is not None:
         return "running"
     return "new" if (state.waiting or {}).get("reason") in _BEGINNING else "failed"
+
+
+def _ended_before(end: Terminated, seconds: int) -> bool:
+    """Whether a container ended in a second before ``seconds``; False where the time is not known."""
+    if not end.finished_at:
+        return False
+    try:
+        return parse_rfc3339(end.finished_at) < seconds
+    except TimestampError:
+        return False

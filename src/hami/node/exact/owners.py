@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -70,11 +70,11 @@ class Owners:
         self._state_told = ""
 
     async def find(
-        self, device_ids: Collection[str], resource: str, answered: Callable[[Pod], Collection[str]]
+        self, device_ids: Collection[str], resource: str, answered: Callable[[Pod], Mapping[str, int]]
     ) -> Owner:
         """The container that holds exactly ``device_ids`` and starts now; tried for two seconds.
 
-        Raises :class:`NotYetError`. ``answered`` tells which containers of a pod got an answer before.
+        Raises :class:`NotYetError`. ``answered`` tells which containers of a pod got an answer, and when.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limit_s
@@ -106,7 +106,7 @@ class Owners:
         self,
         device_ids: Collection[str],
         resource: str,
-        answered: Callable[[Pod], Collection[str]],
+        answered: Callable[[Pod], Mapping[str, int]],
         *,
         fresh: bool,
     ) -> Owner:
@@ -122,6 +122,8 @@ class Owners:
             if same is None
             else sharing_init_containers(pod, same)
         )
+        if inits:
+            pod = await self._fresh(pod)
         container = container_to_start(pod, inits, listed.container if listed else "", answered(pod))
         return Owner(pod, container)
 

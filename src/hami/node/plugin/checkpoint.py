@@ -38,6 +38,8 @@ class Entry(msgspec.Struct, frozen=True):
     container: str
     devices: tuple[Device, ...]
     limits: dict[str, str]
+    answered_at: int = 0
+    """Unix seconds of the last answer in mode ``exact``, 0 in mode ``lock``."""
 
     @property
     def key(self) -> tuple[str, str]:
