@@ -59,9 +59,8 @@ class Rendered:
     @property
     def node_pod(self) -> Object:
         """Pod spec of the device plugin."""
-        (found,) = [
-            item for item in self.of("DaemonSet") if not item["metadata"]["name"].endswith("mock-device-plugin")
-        ]
+        sets = [item for item in self.of("DaemonSet") if "mock" not in item["metadata"]["name"]]
+        (found,) = sets
         spec: Object = found["spec"]["template"]["spec"]
         return spec
 

@@ -1,4 +1,4 @@
-"""Tests of the chart as helm renders it: `make chart-test` finds or builds helm; nothing else collects them."""
+"""Tests of the chart as helm renders it: `make chart-test` finds or builds helm; nothing else runs them."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_case_19_one_value_for_every_path() -> None:
     ],
 )
 def test_a_second_path_that_contradicts_is_refused(key: str, value: str) -> None:
-    with pytest.raises(Refused, match=f"{key} is \"{value}\", but global.gpuHookPath \"/var/lib/hami\""):
+    with pytest.raises(Refused, match=f'{key} is "{value}", but global.gpuHookPath "/var/lib/hami"'):
         render({**OTHER, key: value})
     assert render({key: f"{value}/"}).names, "what agrees is taken"
 

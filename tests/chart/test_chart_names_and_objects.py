@@ -124,7 +124,9 @@ def test_case_31_the_mock_plugin() -> None:
 def test_case_24_service_monitors_need_their_kind() -> None:
     values = {"prometheus.enabled": True}
     assert render(values).of("ServiceMonitor") == []
-    monitors = render(values, "--api-versions", "monitoring.coreos.com/v1/ServiceMonitor").of("ServiceMonitor")
+    monitors = render(values, "--api-versions", "monitoring.coreos.com/v1/ServiceMonitor").of(
+        "ServiceMonitor"
+    )
     assert {item["spec"]["endpoints"][0]["port"] for item in monitors} == {"monitor", "monitorport"}
     assert len(monitors) == 2
 
@@ -138,7 +140,9 @@ def test_several_replicas_get_a_disruption_budget() -> None:
 
 def test_network_policies_open_only_the_own_ports() -> None:
     peer = {"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}
-    policies = render({"networkPolicy.enabled": True, "networkPolicy.metricsFrom": [peer]}).of("NetworkPolicy")
+    policies = render({"networkPolicy.enabled": True, "networkPolicy.metricsFrom": [peer]}).of(
+        "NetworkPolicy"
+    )
     rules = {item["metadata"]["name"]: item["spec"]["ingress"] for item in policies}
     assert [rule["ports"][0]["port"] for rule in rules["hami-scheduler"]] == ["https", "metrics"]
     assert [rule.get("from") for rule in rules["hami-scheduler"]] == [None, [peer]]

@@ -150,9 +150,10 @@ def test_the_webhook_is_served_by_every_ready_replica() -> None:
 
 def test_case_17_cert_manager() -> None:
     rendered = render({"scheduler.certManager.enabled": True, "scheduler.patch.enabled": True})
-    assert {("Certificate", "hami-scheduler-serving-cert"), ("Issuer", "hami-scheduler-selfsigned-issuer")} < set(
-        rendered.names
-    )
+    assert {
+        ("Certificate", "hami-scheduler-serving-cert"),
+        ("Issuer", "hami-scheduler-selfsigned-issuer"),
+    } < set(rendered.names)
     assert rendered.of("Job") == []
     notes_of = rendered.get("MutatingWebhookConfiguration", "hami-webhook")["metadata"]["annotations"]
     assert notes_of == {"cert-manager.io/inject-ca-from": "kube-system/hami-scheduler-serving-cert"}
@@ -171,7 +172,9 @@ def test_case_43_who_makes_the_certificate(choice: bool | None) -> None:
     assert own == ([] if choice else ["--tls-secret=kube-system/hami-scheduler-tls"])
     mounted = [item for item in rendered.extender["volumeMounts"] if item["mountPath"] == "/tls"]
     assert bool(mounted) == bool(choice)
-    secrets = [rule for rule in rendered.get("Role", "hami-scheduler")["rules"] if "secrets" in rule["resources"]]
+    secrets = [
+        rule for rule in rendered.get("Role", "hami-scheduler")["rules"] if "secrets" in rule["resources"]
+    ]
     assert bool(secrets) == (not choice)
 
 
@@ -254,7 +257,9 @@ def test_case_39_what_kube_scheduler_is_told() -> None:
     assert rendered.kube_scheduler["command"].count(DURATION_FLAG) == 1
     assert DURATION_FLAG not in render(kube="1.23.5").kube_scheduler["command"]
     own = "--pod-max-in-unschedulable-pods-duration=60s"
-    command = render({"scheduler.kubeScheduler.extraNewArgs": ["--config=/config/config.yaml", own]}).kube_scheduler
+    command = render(
+        {"scheduler.kubeScheduler.extraNewArgs": ["--config=/config/config.yaml", own]}
+    ).kube_scheduler
     assert command["command"] == ["kube-scheduler", "--config=/config/config.yaml", own]
 
 
@@ -276,7 +281,9 @@ def test_case_44_a_word_that_is_no_choice() -> None:
 def test_case_41_the_policy_needs_kubernetes_1_30() -> None:
     assert render(kube="1.29").of("ValidatingAdmissionPolicy") == []
     newer = render(kube="1.30")
-    assert len(newer.of("ValidatingAdmissionPolicy")) == len(newer.of("ValidatingAdmissionPolicyBinding")) == 1
+    assert (
+        len(newer.of("ValidatingAdmissionPolicy")) == len(newer.of("ValidatingAdmissionPolicyBinding")) == 1
+    )
     assert not render({"allocationPolicy.enabled": False}).of("ValidatingAdmissionPolicyBinding")
     assert "forge or change allocations" in notes(kube="v1.29.0")
 
