@@ -16,6 +16,7 @@ import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
+from hami.local import cdi
 from hami.local.apiserver import ApiServer
 from hami.local.cluster import Cluster, SimulatedNode
 from hami.local.objects import Object, annotations_of, dig, meta, name_of
@@ -205,6 +206,7 @@ def container_faults(cluster: Cluster, pod: Object) -> Iterator[str]:
         envs: dict[str, str] = {}
         for answer in node.kubelet.devices.answers(str(meta(pod)["uid"]), container["name"]):
             envs.update(answer.envs)
+            envs.update(cdi.resolve(node.host_root, [device.name for device in answer.cdi_devices]).env)
         cards = sorted(filter(None, envs.get("NVIDIA_VISIBLE_DEVICES", "").split(",")))
         if cards != sorted(device.uuid for device in slot):
             yield f"{name}/{container['name']}: sees {cards}, its allocation says {slot}"

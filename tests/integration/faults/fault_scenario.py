@@ -53,8 +53,8 @@ class Report:
     settled_s: float = 0.0
 
 
-def cluster_config() -> ClusterConfig:
-    return ClusterConfig(NODES, default_native())
+def cluster_config(allocation_mode: str = "lock") -> ClusterConfig:
+    return ClusterConfig(NODES, default_native(), allocation_mode=allocation_mode)
 
 
 class Run:

@@ -45,7 +45,7 @@ TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 LEASE = ("kube-system", "hami-scheduler")
 LEASE_S = 1.0
 LIMIT_S = 60.0
-STEPS = int(os.environ.get("HAMI_FAULT_STEPS", "12"))
+STEPS = int(os.environ.get("HAMI_FAULT_STEPS", "8"))
 SEED = int(os.environ.get("HAMI_FAULT_SEED", "1"))
 
 
