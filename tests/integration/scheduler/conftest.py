@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,12 @@ class World:
             }
             for index in range(cards)
         ]
-        annotations = {"hami.io/node-nvidia-register": json.dumps(devices), **metadata.pop("annotations", {})}
+        asked = f"Requesting_{datetime.now(UTC).strftime('%Y-%m-%d %H:%M:%S')}"  # so that nothing is to write
+        annotations = {
+            "hami.io/node-nvidia-register": json.dumps(devices),
+            "hami.io/node-handshake": asked,
+            **metadata.pop("annotations", {}),
+        }
         amounts = {"nvidia.com/gpu": str(10 * cards), "cpu": "8", "memory": "32Gi", "pods": "110"}
         node = {
             "apiVersion": "v1",

@@ -33,6 +33,13 @@ async def test_a_new_inventory_is_used_within_one_watch_event(world: Any) -> Non
     await world.until(lambda: len(world.scheduler.state.node_usage("n1").cards) == 2)
 
 
+async def test_a_plugin_that_has_answered_is_asked_again(world: Any) -> None:
+    await world.add_node("n1", annotations={"hami.io/node-handshake": "Reported_2026.08.22 10:00:00"})
+    while not (await annotations_of(world, "n1"))["hami.io/node-handshake"].startswith("Requesting_20"):
+        pass
+    assert "n1" in world.scheduler.state.node_names()
+
+
 async def test_an_unreadable_inventory_keeps_the_last_good_one_and_raises_an_event(
     world: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
