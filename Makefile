@@ -24,7 +24,7 @@ C_FILES := $(shell find native tests bench -name "*.[ch]" 2>/dev/null)
 # Test programs find their copy of the libraries through this variable.
 export HAMI_NATIVE_BUILD := $(CURDIR)/$(NATIVE)
 
-.PHONY: help setup native sanitized demo test faults coverage cluster cluster-down e2e lint format bench conformance clean
+.PHONY: help setup native sanitized demo test faults coverage cluster cluster-down e2e lint format bench conformance clean chart-test
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ cluster-down: ## Stop it and remove all it left
 
 e2e: native ## End-to-end tests on that cluster, started for them unless it runs (root)
 	@tools/cluster/hami-cluster test $(PYTEST_ARGS)
+
+chart-test: .venv/.synced ## Render the Helm chart and check it (builds helm from its Go module once; HAMI_HELM names another)
+	@HAMI_HELM=$$(tools/helm.sh) && export HAMI_HELM && $(BIN)/python -m pytest $(PYTEST_ARGS) tests/chart
 
 lint: .venv/.synced ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check .

@@ -1,7 +1,7 @@
-"""The chart's RBAC rules against the calls that our components make (chart.md §4): nothing more, nothing less.
+"""The chart's RBAC rules against the calls that our components make (chart.md §4): no more, no less.
 
-An API server that asks the rules of the rendered manifest answers 403 to everything else; afterwards every verb
-that they grant must have been used.
+An API server that asks the rules of the rendered manifest answers 403 to everything else; afterwards every
+verb that they grant must have been used.
 """
 
 from __future__ import annotations
@@ -165,9 +165,12 @@ async def _scheduler(start: Any) -> None:
     hooks = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 
     async def bundle_written(world: Any) -> None:
-        while not (await world.request("GET", f"{hooks}/hami-webhook"))["webhooks"][0]["clientConfig"].get(
-            "caBundle"
-        ):
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            found = await world.request("GET", f"{hooks}/hami-webhook")
+            if found["webhooks"][0]["clientConfig"].get("caBundle"):
+                return
+            assert time.monotonic() < deadline, "no CA bundle"
             await asyncio.sleep(0.05)
 
     async with start(**settings) as world:  # makes the Secret
