@@ -65,6 +65,9 @@ def test_a_crash_of_our_code_is_a_failed_case() -> None:
 def test_cases_of_vendors_that_are_not_built_are_skipped() -> None:
     case = a_case(id="request-Unbuilt-0001", group="request", input={"pod": {}})
     assert judge(case).verdict is Verdict.SKIPPED
+    lines, failures = report([judge(case)])
+    assert failures == 0
+    assert lines[-2] == "skipped: cases of vendors and policies that this version does not have"
 
 
 def test_every_expectation_of_ours_belongs_to_a_marked_case() -> None:

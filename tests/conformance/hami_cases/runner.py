@@ -117,6 +117,8 @@ def report(results: Iterable[Result], *, show_undecided: bool = False) -> tuple[
         lines.append(f"{group}: {_sentence(per_verdict)}")
         for verdict, number in per_verdict.items():
             total[verdict] += number
+    if total[Verdict.SKIPPED]:
+        lines.append("skipped: cases of vendors and policies that this version does not have")
     lines.append(_sentence(total))
     return lines, total[Verdict.FAILED]
 
