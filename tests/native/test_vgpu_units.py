@@ -15,6 +15,7 @@ NAMES = [
     "reused_address",
     "ranges",
     "bucket",
+    "bucket_of_sleepers",
     "costs",
     "factor",
     "admission_race",

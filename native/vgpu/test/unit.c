@@ -213,6 +213,45 @@ static void bucket(void) {
     CHECK(vg_bucket_take(&due, now, 1, 25, &forgiven) == 0);
 }
 
+enum { SLEEPERS = 8, DUE_TIMES = 200 };
+
+/* All wake at the same due time; the clock moves on when every one has tried. */
+static struct {
+    _Atomic uint64_t due;
+    uint64_t now;
+    _Atomic unsigned passed;
+    pthread_barrier_t barrier;
+} sleepers;
+
+static void *sleeper(void *argument) {
+    uint64_t forgiven = 0;
+    (void)argument;
+    for (int i = 0; i < DUE_TIMES; i++) {
+        pthread_barrier_wait(&sleepers.barrier);
+        if (vg_bucket_take(&sleepers.due, sleepers.now, 1000000, 50, &forgiven) == 0)
+            atomic_fetch_add(&sleepers.passed, 1);
+        pthread_barrier_wait(&sleepers.barrier);
+    }
+    return NULL;
+}
+
+static void bucket_of_sleepers(void) {
+    pthread_t threads[SLEEPERS];
+    sleepers.now = sleepers.due = 1000000000000u;
+    CHECK(pthread_barrier_init(&sleepers.barrier, NULL, SLEEPERS + 1) == 0);
+    for (int i = 0; i < SLEEPERS; i++)
+        CHECK(pthread_create(&threads[i], NULL, sleeper, NULL) == 0);
+    for (unsigned i = 1; i <= DUE_TIMES; i++) {
+        uint64_t before = sleepers.due;
+        pthread_barrier_wait(&sleepers.barrier);
+        pthread_barrier_wait(&sleepers.barrier);
+        CHECK(sleepers.passed == i && sleepers.due == before + 2000000);
+        sleepers.now = sleepers.due;
+    }
+    for (int i = 0; i < SLEEPERS; i++)
+        pthread_join(threads[i], NULL);
+}
+
 static void costs(void) {
     struct vg_cost *cost = vg_cost_get(0x1000, 1024, 3);
     CHECK(cost != NULL && cost == vg_cost_get(0x1000, 2047, 3) && cost != vg_cost_get(0x1000, 2048, 3));
@@ -372,6 +411,7 @@ static const struct {
     {"reused_address", reused_address},
     {"ranges", ranges},
     {"bucket", bucket},
+    {"bucket_of_sleepers", bucket_of_sleepers},
     {"costs", costs},
     {"factor", factor},
     {"admission_race", admission_race},
