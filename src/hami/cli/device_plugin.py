@@ -27,7 +27,7 @@ def _switch(
         metavar=SWITCH,
         is_flag=False,
         flag_value="true",
-        default=default,
+        default=None if default is None else str(default).lower(),
         envvar=envvar,
         show_default=default is not None,
         help=text,

@@ -44,7 +44,7 @@ def _switch(name: str, default: bool, text: str) -> Callable[[FC], FC]:
         metavar=SWITCH,
         is_flag=False,
         flag_value="true",
-        default=default,
+        default=str(default).lower(),
         show_default=True,
         help=text,
     )

@@ -57,6 +57,7 @@ def test_every_option_is_explained(name: str) -> None:
 def test_no_help_shows_a_name_of_the_program_text(name: str) -> None:
     text = CliRunner().invoke(SERVERS[name], ["--help"]).output
     assert re.findall(r"--\S+ _[A-Z]+", text) == []
+    assert re.findall(r"default:\s+(True|False)", text) == []
     assert "true|false" in text
 
 
