@@ -4,12 +4,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
+
+#define CONTAINER_STATE "/dev/fakegpu" /* where a container runtime mounts the cards of its node */
 
 int fg_config_state_path(char *path, size_t size) {
     const char *set = getenv("FAKEGPU_STATE");
-    int n = set && *set ? snprintf(path, size, "%s", set)
-                        : snprintf(path, size, "/tmp/fakegpu-%u", (unsigned)getuid());
+    struct stat found;
+    int n;
+    if (set && *set)
+        n = snprintf(path, size, "%s", set);
+    else if (stat(CONTAINER_STATE, &found) == 0 && S_ISDIR(found.st_mode))
+        n = snprintf(path, size, CONTAINER_STATE);
+    else
+        n = snprintf(path, size, "/tmp/fakegpu-%u", (unsigned)getuid());
     return n > 0 && (size_t)n < size ? 0 : -1;
 }
 

@@ -8,8 +8,9 @@
 
 #define FG_MAX_DEVICES 32
 
-/* Directory of the state: FAKEGPU_STATE, else /tmp/fakegpu-<uid>. Writes it to `path`; 0, or -1 if it is too
- * long. */
+/* Directory of the state: FAKEGPU_STATE, else /dev/fakegpu if it is one (in containers, where programs
+ * started later do not inherit the runtime's environment), else /tmp/fakegpu-<uid>. Writes it to `path`; 0,
+ * or -1 if it is too long. */
 int fg_config_state_path(char *path, size_t size);
 
 /*

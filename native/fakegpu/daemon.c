@@ -34,7 +34,7 @@ static void handle_stop(int signal_number) {
 static int usage(void) {
     fprintf(stderr,
             "usage: fakegpud serve | stat | xid CARD CODE | set CARD temperature_c|lost|extra_util VALUE\n"
-            "The state path is FAKEGPU_STATE (default /tmp/fakegpu-<uid>).\n");
+            "The state path is FAKEGPU_STATE (default /dev/fakegpu, else /tmp/fakegpu-<uid>).\n");
     return 2;
 }
 

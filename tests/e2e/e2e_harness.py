@@ -143,9 +143,14 @@ class Cluster:
         return name
 
     def remove_namespace(self, name: str) -> None:
-        """Remove a namespace with all in it."""
-        self.run("kubectl", "delete", "pods", "--all", "-n", name, "--grace-period=0", "--force")
-        self.kubectl("delete", "namespace", name, "--wait", "--timeout=100s")
+        """Remove a namespace with all in it, and wait until none of its pods is left."""
+        self.kubectl("delete", "namespace", name, "--wait=false")
+
+        def empty() -> bool:
+            self.run("kubectl", "delete", "pods", "--all", "-n", name, "--grace-period=0", "--force")
+            return not self.items("pods", name)
+
+        until("the namespace has no pods", empty)
 
 
 class Hami:
@@ -185,8 +190,15 @@ class Hami:
         """Wait until HAMi serves as after its installation; a failed card needs a new device plugin."""
         if not all(card["health"] for card in self.registered()):
             self.cluster.kubectl("delete", "pod", *self.pods("device-plugin"), "-n", SYSTEM, "--wait")
+        elif self._whole() and self.capacity() == 20 and self.leader():
+            return
         self.ready()
         until("all cards are healthy", lambda: all(card["health"] for card in self.registered()), self.logs)
+
+    def _whole(self) -> bool:
+        """Whether all pods of HAMi are there and ready."""
+        pods = self.cluster.items("pods", SYSTEM)
+        return len(pods) == 3 and all(is_ready(item) for item in pods)
 
     def capacity(self) -> int:
         """Slots that the node offers to pods."""
