@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart_harness import GOLDEN, Object, Rendered, render
+from chart_harness import GOLDEN, Object, Refused, Rendered, render
 
 HERE = Path(__file__).resolve().parent
 HAMI = HERE / "hami-2.10-values.yaml"
@@ -32,7 +32,7 @@ HAMI_OBJECTS = {
 
 
 def _adopted() -> Rendered:
-    return render(None, "--values", str(HAMI))
+    return render(None, "--values", str(HAMI), "--set", "global.imageTag=v0.1.0")
 
 
 def _missing(theirs: Object, ours: Object, path: str = "") -> Iterator[str]:
@@ -63,6 +63,11 @@ def test_case_37_a_values_file_of_hami_keeps_every_name_and_every_immutable_fiel
         "hami-scheduler-kube": "system:kube-scheduler",
         "hami-scheduler-volume": "system:volume-scheduler",
     }
+
+
+def test_an_image_of_hami_is_refused() -> None:
+    with pytest.raises(Refused, match=r"projecthami/hami:v2\.10\.0, an image of HAMi's"):
+        render(None, "--values", str(HAMI))
 
 
 def test_the_file_of_hami_changes_what_it_sets() -> None:

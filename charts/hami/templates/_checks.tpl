@@ -4,6 +4,13 @@
 {{- $s := $v.scheduler -}}
 {{- $p := $v.devicePlugin -}}
 
+{{- range $key, $image := dict "scheduler.extender" $s.extender.image "devicePlugin" $p.image "devicePlugin.monitor" $p.monitor.image -}}
+{{- $tag := toString ($image.tag | default "") | trim | default $v.global.imageTag -}}
+{{- if and (hasSuffix "projecthami/hami" $image.repository) (regexMatch "^v?2\\." $tag) -}}
+{{- fail (printf "%s.image is %s:%s, an image of HAMi's, whose programs do not know this chart's arguments: set global.imageTag (or %s.image) to an image built from this project" $key $image.repository $tag $key) -}}
+{{- end -}}
+{{- end -}}
+
 {{- if gt (len (include "hami.fullname" .)) 43 -}}
 {{- fail (printf "the name %q is longer than 43 characters, so that names of Services made from it would be longer than the 63 that Kubernetes allows; set fullnameOverride" (include "hami.fullname" .)) -}}
 {{- end -}}
