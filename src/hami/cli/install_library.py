@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from importlib.metadata import version as package_version
 from pathlib import Path
 
 import click
+
+_NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
+        return "; set the chart value global.gpuHookPath to a folder of the host that can be written"
+    return ""
 
 
 @click.command(name="install-library")
@@ -28,5 +37,5 @@ def command(library: Path | None, host_root: str) -> None:
         paths = HostPaths(host_root.rstrip("/"), hook, f"v{package_version('hami')}")
         placed = install(library or packaged_library(), paths)
     except (HamiError, OSError) as error:
-        raise click.ClickException(f"cannot install the library: {error}") from error
+        raise click.ClickException(f"cannot install the library: {error}{_advice(error)}") from error
     click.echo(placed.library_candidates[0])
