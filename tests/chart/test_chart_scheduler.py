@@ -330,6 +330,9 @@ def test_a_changed_configuration_restarts_those_who_read_it() -> None:
     of_devices = sums({"devicePlugin.deviceSplitCount": 5})
     assert base[0] != of_devices[0]
     assert base[1] != of_devices[1]
+    of_node = sums({"devicePlugin.nodeConfiguration.config": "{}"})
+    assert base[0] == of_node[0], "the scheduler does not read the node configuration"
+    assert base[1] != of_node[1]
     of_scheduler = sums({"schedulerName": "other"})
     assert base[0] != of_scheduler[0]
     assert base[1] == of_scheduler[1], "the device plugin does not read kube-scheduler's configuration"
