@@ -50,6 +50,9 @@ class Pods:
         found = (self._decoded(*key) for key in self._cluster.objects if key[1] not in self.unseen)
         return [pod for pod in found if pod is not None]
 
+    async def synced(self) -> None:
+        return None
+
     async def run(self) -> None:
         await asyncio.Event().wait()
 

@@ -126,6 +126,9 @@ class ExactAllocator:
         watching = asyncio.create_task(self._pods.run())
         keep_s = _START_KEEP_S
         try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESYNC_S):
+                    await self._pods.synced()
             while True:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RESYNC_S):

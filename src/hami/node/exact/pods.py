@@ -24,6 +24,10 @@ class PodSource(Protocol):
         """Every pod seen."""
         ...
 
+    async def synced(self) -> None:
+        """Return once every pod that was bound before has been seen."""
+        ...
+
     async def run(self) -> None:
         """Follow the API server; ends only by cancellation."""
         ...
@@ -41,6 +45,9 @@ class WatchedPods:
 
     def all(self) -> list[Pod]:
         return self._informer.values()
+
+    async def synced(self) -> None:
+        await self._informer.synced.wait()
 
     async def run(self) -> None:
         await self._informer.run()
