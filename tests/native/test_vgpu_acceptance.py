@@ -351,7 +351,7 @@ def test_a24_a_region_of_another_user_is_refused(node: Node) -> None:
 def test_a98_a_storm_of_tiny_kernels_on_an_idle_card_is_not_slowed(node: Node, rate: int) -> None:
     """What the events measure is charged, about nothing. The storm keeps its rate by pauses.
 
-    On a busy machine a measured launch may be interrupted; a limiter that charges too much waits nearly always.
+    On a busy machine a measured launch may be interrupted; who charges too much waits nearly always.
     """
     code = LAUNCH + (
         "import time\n"
