@@ -77,7 +77,8 @@ e2e: native ## End-to-end tests on that cluster, started for them unless it runs
 	@tools/cluster/hami-cluster test $(PYTEST_ARGS)
 
 chart-test: .venv/.synced ## Render the Helm chart and check it (builds helm from its Go module once; HAMI_HELM names another)
-	@HAMI_HELM=$$(tools/helm.sh) && export HAMI_HELM && $(BIN)/python -m pytest $(PYTEST_ARGS) tests/chart
+	@HAMI_HELM=$$(tools/helm.sh) && HAMI_KUBE_BIN=$$(bash -c '. tools/cluster/env.sh; echo $$KUBE_BIN') && \
+		export HAMI_HELM HAMI_KUBE_BIN && $(BIN)/python -m pytest $(PYTEST_ARGS) tests/chart
 
 lint: .venv/.synced ## ruff, mypy --strict, import-linter, clang-format
 	$(BIN)/ruff check .
