@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import grpc
+import grpc.aio
 import pytest
 
 from hami.local.apiserver import ApiServer
@@ -24,6 +26,8 @@ from hami.local.podlog import LogRequest
 from hami.local.registry import DeleteOptions
 from hami.local.resources import EVENTS, NODES, PODS
 from hami.local.store import Event
+from hami.node.api import podresources_v1_pb2 as pb
+from hami.node.api import podresources_v1_pb2_grpc as rpc
 from hami.protocol.inventory import decode_json
 
 NATIVE = default_native()
@@ -253,6 +257,33 @@ async def test_x5_ids_used_again_never_show_the_old_limits(node: Node) -> None:
     await node.until(lambda: node.phase("b") == "Succeeded")
     assert list(node.documents()) == [old]
     assert (await node.log("b")).startswith("2222m 22 ")
+
+
+async def test_x6_pods_start_while_another_client_uses_up_the_calls_that_kubelet_allows(node: Node) -> None:
+    socket = node.root / "var/lib/kubelet/pod-resources/kubelet.sock"
+    refused = 0
+
+    async def hammer(stub: Any) -> None:
+        nonlocal refused
+        while True:
+            try:
+                await stub.List(pb.ListPodResourcesRequest())
+            except grpc.aio.AioRpcError as error:
+                refused += error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        others = asyncio.create_task(hammer(rpc.PodResourcesListerStub(channel)))
+        try:
+            await node.until(lambda: refused > 0)
+            for index in range(4):
+                allocation = f"{node.cards[index % 2]},NVIDIA,{1000 + index},{index}:;"
+                await node.bound(f"p{index}", allocation, SHOW)
+            await node.until(lambda: all(node.phase(f"p{index}") == "Succeeded" for index in range(4)))
+        finally:
+            others.cancel()
+            await asyncio.wait({others})
+    for index in range(4):
+        assert (await node.log(f"p{index}")).startswith(f"{1000 + index}m {index} ")
 
 
 async def test_x7_a_pod_without_annotations_waits_with_the_reason(node: Node) -> None:

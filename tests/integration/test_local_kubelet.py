@@ -266,6 +266,50 @@ async def test_pre_start_gets_the_recorded_ids_and_pod_resources_shows_them(node
     assert [list(entry.device_ids) for entry in devices] == [["gpu-0"], ["gpu-1"]]
 
 
+async def test_pod_resources_lists_no_ordinary_init_containers(node: Node) -> None:
+    await node.plugin.start()
+    await node.until(lambda: allocatable(node) == "4")
+    limits = {"limits": {GPU: "1"}}
+    init = {"name": "init", "image": "none", "command": ["true"], "resources": limits}
+    side = {**init, "name": "side", "command": ["sleep", "60"], "restartPolicy": "Always"}
+    await node.run("p", "sleep 60", gpus=1, initContainers=[init, side])
+    await node.phase("p", "Running")
+    socket = node.kubelet.config.host_root / "var/lib/kubelet/pod-resources/kubelet.sock"
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        answer = await res_grpc.PodResourcesListerStub(channel).List(res_pb.ListPodResourcesRequest())
+    assert [item.name for item in answer.pod_resources[0].containers] == ["side", "main"]
+
+
+async def test_pod_resources_refuses_more_calls_than_kubelet_takes(node: Node) -> None:
+    socket = node.kubelet.config.host_root / "var/lib/kubelet/pod-resources/kubelet.sock"
+    async with grpc.aio.insecure_channel(f"unix:{socket}") as channel:
+        stub = res_grpc.PodResourcesListerStub(channel)
+        calls = (stub.List(res_pb.ListPodResourcesRequest()) for _ in range(300))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [answer for answer in answers if isinstance(answer, grpc.aio.AioRpcError)]
+    assert len(answers) - len(refused) >= 10
+    assert {answer.code() for answer in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+
+
+async def test_a_container_waits_for_a_plugin_that_wants_to_be_asked_before_its_start(node: Node) -> None:
+    await node.plugin.start(pre_start=True)
+    await node.until(lambda: allocatable(node) == "4")
+    node.kubelet.restart_backoff_s = 0.05
+    await node.run("p", "sleep 0.1; exit 1", gpus=1, restartPolicy="Always")
+    await node.phase("p", "Running")
+    await node.plugin.stop()
+    await node.until(lambda: allocatable(node) == "0")
+
+    def waiting() -> str:
+        statuses = dig(node.pod("p"), "status", "containerStatuses") or [{}]
+        return str((dig(statuses[0], "state", "waiting") or {}).get("message", ""))
+
+    await node.until(lambda: "PreStartContainer rpc failed" in waiting())
+    asked = len(node.plugin.pre_started)
+    await node.plugin.start(pre_start=True)
+    await node.until(lambda: len(node.plugin.pre_started) > asked)
+
+
 async def test_a_failed_allocate_fails_the_pod_with_unexpected_admission_error(node: Node) -> None:
     await node.plugin.start()
     await node.until(lambda: allocatable(node) == "4")
