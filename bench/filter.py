@@ -31,8 +31,8 @@ import msgspec
 import uvloop
 
 from hami.protocol import views
-from hami.scheduler.answers import NoFit, Placement
-from hami.scheduler.state import ClusterState
+from hami.scheduler.core.answers import NoFit, Placement
+from hami.scheduler.core.state import ClusterState
 from hami.vendors.config import decode_config, load_profiles
 from hami.vendors.types import VendorProfile
 
@@ -279,10 +279,10 @@ async def serve_filled(nodes: int) -> None:
     """The scheduler's own HTTP edge over a filled state; it prints its port and serves until terminated."""
     from hami.kube.client import Client, Limits
     from hami.kube.config import ClientConfig
-    from hami.scheduler.app import Scheduler
-    from hami.scheduler.edge import scheduler_routes
-    from hami.scheduler.server import listen, serve
-    from hami.scheduler.settings import SchedulerSettings
+    from hami.scheduler.edge.app import Scheduler
+    from hami.scheduler.edge.routes import scheduler_routes
+    from hami.scheduler.edge.server import listen, serve
+    from hami.scheduler.edge.settings import SchedulerSettings
 
     settings = SchedulerSettings(Path("device-config.yaml"), "bench", http_bind="127.0.0.1:0")
     async with Client(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
 from hami.local.cluster import Cluster, ClusterConfig, GpuNode, default_native
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))

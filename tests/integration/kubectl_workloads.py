@@ -13,10 +13,10 @@ import aiohttp
 import yaml
 from local_harness import TUNNEL, Kubectl, Tunnel
 
-from hami.local.apiserver import ApiServer
-from hami.local.apply import LAST_APPLIED
-from hami.local.objects import dig
-from hami.local.resources import DAEMONSETS, DEFAULT_TABLE, DEPLOYMENTS, NODES, PODS, VERBS, Resource
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.apply import LAST_APPLIED
+from hami.local.api.objects import dig
+from hami.local.api.resources import DAEMONSETS, DEFAULT_TABLE, DEPLOYMENTS, NODES, PODS, VERBS, Resource
 
 APPLY = "application/apply-patch+yaml"
 STRATEGIC = "application/strategic-merge-patch+json"

@@ -10,12 +10,12 @@ from typing import Any
 
 import aiohttp
 
-from hami.local import spdy
-from hami.local.apiserver import ApiServer
-from hami.local.objects import Object, clone, dig, meta, name_of, namespace_of, rfc3339
-from hami.local.registry import DeleteOptions
-from hami.local.resources import PODS
-from hami.local.store import Event
+from hami.local.api import spdy
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, clone, dig, meta, name_of, namespace_of, rfc3339
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import PODS
+from hami.local.api.store import Event
 
 TUNNEL = "SPDY/3.1+portforward.k8s.io"
 

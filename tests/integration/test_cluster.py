@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, annotations_of, dig
+from hami.local.api.podlog import LogRequest
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import EVENTS, NODES, PODS
 from hami.local.cluster import Cluster, ClusterConfig, ClusterError, GpuNode, default_native
 from hami.local.components import ComponentError
-from hami.local.containers import Isolation
 from hami.local.demo import read_usage
-from hami.local.errors import ApiError
-from hami.local.objects import Object, annotations_of, dig
-from hami.local.podlog import LogRequest
-from hami.local.registry import DeleteOptions
-from hami.local.resources import EVENTS, NODES, PODS
+from hami.local.kubelet.containers import Isolation
 
 LIMIT_S = 30.0
 

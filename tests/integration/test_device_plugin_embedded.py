@@ -20,14 +20,14 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, dig
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import EVENTS, NODES, PODS
 from hami.local.cluster import default_native
 from hami.local.components import Component, hami_command
-from hami.local.containers import Isolation
-from hami.local.kubelet import Kubelet, NodeConfig
-from hami.local.objects import Object, dig
-from hami.local.registry import DeleteOptions
-from hami.local.resources import EVENTS, NODES, PODS
+from hami.local.kubelet.containers import Isolation
+from hami.local.kubelet.kubelet import Kubelet, NodeConfig
 from hami.protocol import region_layout as layout
 from hami.protocol.inventory import DeviceInfo, decode_json
 

@@ -16,16 +16,16 @@ import grpc
 import grpc.aio
 import pytest
 
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, annotations_of, clone, dig, meta, name_of
+from hami.local.api.podlog import LogRequest
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import EVENTS, NODES, PODS
+from hami.local.api.store import Event
 from hami.local.cluster import Cluster, ClusterConfig, GpuNode, default_native
 from hami.local.components import Component, hami_command
-from hami.local.containers import Isolation
-from hami.local.kubelet import Kubelet, NodeConfig
-from hami.local.objects import Object, annotations_of, clone, dig, meta, name_of
-from hami.local.podlog import LogRequest
-from hami.local.registry import DeleteOptions
-from hami.local.resources import EVENTS, NODES, PODS
-from hami.local.store import Event
+from hami.local.kubelet.containers import Isolation
+from hami.local.kubelet.kubelet import Kubelet, NodeConfig
 from hami.node.api import podresources_v1_pb2 as pb
 from hami.node.api import podresources_v1_pb2_grpc as rpc
 from hami.protocol.inventory import decode_json

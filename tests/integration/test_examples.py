@@ -11,11 +11,11 @@ import msgspec
 import pytest
 import yaml
 
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, annotations_of, dig
+from hami.local.api.podlog import LogRequest
+from hami.local.api.resources import EVENTS, NAMESPACES, NODES, PODS, RESOURCEQUOTAS
 from hami.local.cluster import Cluster, ClusterConfig, GpuNode, default_native
-from hami.local.errors import ApiError
-from hami.local.objects import Object, annotations_of, dig
-from hami.local.podlog import LogRequest
-from hami.local.resources import EVENTS, NAMESPACES, NODES, PODS, RESOURCEQUOTAS
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = {"Namespace": NAMESPACES, "Pod": PODS, "ResourceQuota": RESOURCEQUOTAS}

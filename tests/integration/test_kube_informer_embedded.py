@@ -15,7 +15,7 @@ from hami.kube.config import ClientConfig
 from hami.kube.informer import Informer
 from hami.kube.operations import Selection, patch_metadata
 from hami.kube.resources import PODS
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
 from hami.protocol.views import Pod, decode
 
 

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from local_harness import Client
 
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
 
 TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 AGGREGATED = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json"

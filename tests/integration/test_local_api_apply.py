@@ -10,8 +10,8 @@ import aiohttp
 import pytest
 from local_harness import Client, until
 
-from hami.local.apiserver import ApiServer
-from hami.local.resources import DEFAULT_TABLE, SERVICEACCOUNTS, VERBS
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.resources import DEFAULT_TABLE, SERVICEACCOUNTS, VERBS
 
 APPLY = "application/apply-patch+yaml"
 MAPS = "/api/v1/namespaces/default/configmaps"

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 from local_harness import ReadyKubelet, until
 
-from hami.local.apiserver import ApiServer
-from hami.local.controllers.controller import Context, ControllerManager
-from hami.local.controllers.job import JobController
-from hami.local.errors import ApiError
-from hami.local.objects import Object, annotations_of, clone, dig, labels_of, meta, name_of
-from hami.local.registry import DeleteOptions
-from hami.local.resources import (
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, annotations_of, clone, dig, labels_of, meta, name_of
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import (
     CONFIGMAPS,
     DAEMONSETS,
     DEPLOYMENTS,
@@ -31,6 +29,8 @@ from hami.local.resources import (
     SERVICES,
     Resource,
 )
+from hami.local.controllers.controller import Context, ControllerManager
+from hami.local.controllers.job import JobController
 
 
 class Workloads:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from local_harness import until
 
+from hami.local.api.node_services import ExecRequest
+from hami.local.api.objects import Object, dig, labels_of, meta
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import DEPLOYMENTS, PODS
 from hami.local.cluster import Cluster
-from hami.local.node_services import ExecRequest
-from hami.local.objects import Object, dig, labels_of, meta
-from hami.local.registry import DeleteOptions
-from hami.local.resources import DEPLOYMENTS, PODS
 
 SCRIPT = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
 

@@ -15,11 +15,11 @@ import pytest
 import yaml
 from local_harness import Kubectl
 
-from hami.local.apiserver import ApiServer
-from hami.local.containers import Isolation
-from hami.local.kubelet import Kubelet, NodeConfig, NodeLogs
-from hami.local.resources import PODS
-from hami.local.scheduler_loop import Profile, SchedulerLoop
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.resources import PODS
+from hami.local.kubelet.containers import Isolation
+from hami.local.kubelet.kubelet import Kubelet, NodeConfig, NodeLogs
+from hami.local.scheduling.scheduler_loop import Profile, SchedulerLoop
 
 TABLE = ",".join(
     ["application/json;as=Table;v=v1;g=meta.k8s.io", "application/json;as=Table;v=v1beta1;g=meta.k8s.io",

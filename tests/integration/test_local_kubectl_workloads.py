@@ -17,11 +17,9 @@ import yaml
 from kubectl_workloads import RealKubectl, StandIn
 from local_harness import until
 
-from hami.local.apiserver import ApiServer
-from hami.local.containers import Isolation
-from hami.local.kubelet import Kubelet, NodeConfig, NodeLogs
-from hami.local.objects import Object, dig, labels_of, meta, name_of
-from hami.local.resources import (
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, dig, labels_of, meta, name_of
+from hami.local.api.resources import (
     CLUSTERROLEBINDINGS,
     CONFIGMAPS,
     DEPLOYMENTS,
@@ -30,7 +28,9 @@ from hami.local.resources import (
     PODS,
     REPLICASETS,
 )
-from hami.local.scheduler_loop import Profile, SchedulerLoop
+from hami.local.kubelet.containers import Isolation
+from hami.local.kubelet.kubelet import Kubelet, NodeConfig, NodeLogs
+from hami.local.scheduling.scheduler_loop import Profile, SchedulerLoop
 
 FOREVER = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
 

@@ -13,13 +13,13 @@ from typing import Any
 import grpc
 import pytest
 
-from hami.local.apiserver import ApiServer
-from hami.local.containers import Isolation, probe_isolation
-from hami.local.kubelet import Kubelet, NodeConfig, NodeLogs
-from hami.local.objects import Object, dig
-from hami.local.podlog import LogRequest
-from hami.local.registry import DeleteOptions
-from hami.local.resources import EVENTS, NODES, PODS
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, dig
+from hami.local.api.podlog import LogRequest
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import EVENTS, NODES, PODS
+from hami.local.kubelet.containers import Isolation, probe_isolation
+from hami.local.kubelet.kubelet import Kubelet, NodeConfig, NodeLogs
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as pb_grpc
 from hami.node.api import podresources_v1_pb2 as res_pb
@@ -469,7 +469,7 @@ async def test_without_namespaces_what_a_program_leaves_behind_ends_with_it(bare
 
 _KILLED = """
 import asyncio, os, sys, pathlib
-from hami.local.containers import ContainerPlan, Isolation, start_container
+from hami.local.kubelet.containers import ContainerPlan, Isolation, start_container
 
 async def main():
     directory = pathlib.Path(sys.argv[1])

@@ -11,10 +11,10 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from hami.local.apiserver import ApiServer
-from hami.local.objects import Object, dig
-from hami.local.resources import EVENTS, NODES, PODS
-from hami.local.scheduler_loop import Extender, Profile, SchedulerLoop
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, dig
+from hami.local.api.resources import EVENTS, NODES, PODS
+from hami.local.scheduling.scheduler_loop import Extender, Profile, SchedulerLoop
 
 GPU = "nvidia.com/gpu"
 MANAGED = frozenset({GPU, "nvidia.com/gpumem"})

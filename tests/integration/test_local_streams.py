@@ -16,12 +16,12 @@ import aiohttp
 import pytest
 from local_harness import TUNNEL, Tunnel, until
 
-from hami.local import spdy
-from hami.local.apiserver import ApiServer
-from hami.local.containers import Isolation, probe_isolation
-from hami.local.kubelet import Kubelet, NodeConfig, NodeLogs
-from hami.local.objects import Object, dig
-from hami.local.resources import PODS
+from hami.local.api import spdy
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, dig
+from hami.local.api.resources import PODS
+from hami.local.kubelet.containers import Isolation, probe_isolation
+from hami.local.kubelet.kubelet import Kubelet, NodeConfig, NodeLogs
 
 BASE = "/api/v1/namespaces/default/pods"
 STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255

@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 
 from hami.kube.certificates import create_authority, issue
-from hami.local.apiserver import ApiServer
-from hami.local.errors import ApiError
-from hami.local.resources import (
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.errors import ApiError
+from hami.local.api.resources import (
     ENDPOINTS,
     MUTATING_WEBHOOKS,
     NAMESPACES,

@@ -15,7 +15,7 @@ import pytest
 
 from hami.cli.cluster import MODELS
 from hami.local.cluster import Cluster, ClusterConfig, ClusterError, GpuNode, default_native
-from hami.local.containers import Isolation
+from hami.local.kubelet.containers import Isolation
 
 COMMAND = [sys.executable, "-c", "from hami.cli.main import main; main(prog_name='hami')", "cluster"]
 LIST_NODES = """

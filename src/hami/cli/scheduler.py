@@ -22,7 +22,7 @@ from hami.protocol.errors import DurationError, HamiError
 from hami.protocol.keys import ENV_NODELOCK_EXPIRE, ENV_POD_NAME, ENV_POD_NAMESPACE
 
 if TYPE_CHECKING:
-    from hami.scheduler.settings import SchedulerSettings
+    from hami.scheduler.edge.settings import SchedulerSettings
 
 log = logging.getLogger("hami.scheduler")
 
@@ -260,7 +260,7 @@ def version() -> None:
 
 def _warn_of_policies(flags: dict[str, Any]) -> None:
     """HAMi takes any word here, so a wrong one must not stop the scheduler; nor must it pass unseen."""
-    from hami.scheduler.webhook import CARD_POLICIES, NODE_POLICIES
+    from hami.scheduler.edge.webhook import CARD_POLICIES, NODE_POLICIES
 
     for name, known in (("node-scheduler-policy", NODE_POLICIES), ("gpu-scheduler-policy", CARD_POLICIES)):
         words = [word.strip() for word in flags[name.replace("-", "_")].split(",")]
@@ -275,7 +275,7 @@ def _run(flags: dict[str, Any]) -> None:
     import uvloop
 
     from hami.kube.config import load_config
-    from hami.scheduler.app import read_profiles, run_scheduler
+    from hami.scheduler.edge.app import read_profiles, run_scheduler
 
     settings = _settings(flags, dict(os.environ))
     profiles = read_profiles(
@@ -289,7 +289,7 @@ def _run(flags: dict[str, Any]) -> None:
 
 
 def _settings(flags: dict[str, Any], environ: dict[str, str]) -> SchedulerSettings:
-    from hami.scheduler.settings import (
+    from hami.scheduler.edge.settings import (
         SchedulerSettings,
         SettingsError,
         lock_timeout,

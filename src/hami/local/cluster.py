@@ -19,14 +19,14 @@ import aiohttp
 import yaml
 
 from hami.kube.certificates import create_authority, issue
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, annotations_of, dig
+from hami.local.api.resources import MUTATING_WEBHOOKS, NODES
 from hami.local.components import Component, ComponentError, hami_command
-from hami.local.containers import Isolation, probe_isolation
-from hami.local.kubelet import Kubelet, NodeConfig, NodeLogs
-from hami.local.objects import Object, annotations_of, dig
-from hami.local.pod_worker import RuntimeHook
-from hami.local.resources import MUTATING_WEBHOOKS, NODES
-from hami.local.scheduler_loop import Extender, Profile, SchedulerLoop
+from hami.local.kubelet.containers import Isolation, probe_isolation
+from hami.local.kubelet.kubelet import Kubelet, NodeConfig, NodeLogs
+from hami.local.kubelet.pod_worker import RuntimeHook
+from hami.local.scheduling.scheduler_loop import Extender, Profile, SchedulerLoop
 from hami.local.scratch import Scratch
 from hami.protocol.errors import HamiError
 

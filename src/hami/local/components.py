@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from hami.local.containers import launcher_command
+from hami.local.kubelet.containers import launcher_command
 from hami.protocol.errors import HamiError
 
 _LOG = logging.getLogger(__name__)

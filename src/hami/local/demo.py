@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from hami.local.api.objects import Object, annotations_of, dig, meta
+from hami.local.api.podlog import LogRequest
+from hami.local.api.resources import NODES, PODS
+from hami.local.api.tables import pod_status
 from hami.local.cluster import Cluster, ClusterConfig, ClusterError, GpuNode
-from hami.local.objects import Object, annotations_of, dig, meta
-from hami.local.podlog import LogRequest
-from hami.local.resources import NODES, PODS
-from hami.local.tables import pod_status
 
 NODE = "gpu-node-1"
 _STEP_LIMIT_S = 25.0

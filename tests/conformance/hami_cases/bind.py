@@ -17,13 +17,13 @@ from hami.protocol.allocation import Allocation
 from hami.protocol.durations import parse_duration
 from hami.protocol.extender import ExtenderBindingArgs
 from hami.protocol.views import Pod
-from hami.scheduler.answers import Reservation
-from hami.scheduler.binder import Binder, BinderSettings, PodNote
-from hami.scheduler.events import SchedulerEvents
-from hami.scheduler.leader import Leadership
-from hami.scheduler.node_locks import NodeLocks
-from hami.scheduler.reservations import charge_of
-from hami.scheduler.state import ClusterState
+from hami.scheduler.core.answers import Reservation
+from hami.scheduler.core.reservations import charge_of
+from hami.scheduler.core.state import ClusterState
+from hami.scheduler.edge.binder import Binder, BinderSettings, PodNote
+from hami.scheduler.edge.events import SchedulerEvents
+from hami.scheduler.edge.leader import Leadership
+from hami.scheduler.edge.node_locks import NodeLocks
 from hami.vendors import engine
 
 from .cases import NOW, Case

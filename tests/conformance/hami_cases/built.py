@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hami.protocol import keys
-from hami.scheduler.webhook import CARD_POLICIES, NODE_POLICIES
+from hami.scheduler.edge.webhook import CARD_POLICIES, NODE_POLICIES
 from hami.vendors.config import built_words
 
 from .cases import Case

@@ -20,8 +20,8 @@ from hami.protocol.lock import parse_lock
 from hami.protocol.mig import decode_mig_reservations
 from hami.protocol.pair_scores import decode_pair_scores
 from hami.protocol.timestamps import parse_rfc3339
-from hami.scheduler.nodes import facts_of
-from hami.scheduler.policies import parse_weights
+from hami.scheduler.core.nodes import facts_of
+from hami.scheduler.core.policies import parse_weights
 from hami.vendors import engine
 from hami.vendors.types import Usage, VendorProfile
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from hami.protocol import keys
-from hami.scheduler.answers import NodeOutcome
-from hami.scheduler.state import ClusterState
+from hami.scheduler.core.answers import NodeOutcome
+from hami.scheduler.core.state import ClusterState
 
 from .cases import NOW, Case
 from .compare import difference

@@ -8,8 +8,8 @@ from typing import Any
 
 from hami.protocol.allocation import decode_allocation, encode_allocation
 from hami.protocol.errors import ProtocolError
-from hami.scheduler.answers import NodeUsage, NoFit, Placement, PlacementError, PodRequest
-from hami.scheduler.state import ClusterState
+from hami.scheduler.core.answers import NodeUsage, NoFit, Placement, PlacementError, PodRequest
+from hami.scheduler.core.state import ClusterState
 from hami.vendors import engine
 
 from .cases import NOW, Case

@@ -6,8 +6,8 @@ import copy
 from typing import Any
 
 from hami.protocol.admission import AdmissionRequest
-from hami.scheduler.webhook import Webhook as Reviewer
-from hami.scheduler.webhook import WebhookSettings
+from hami.scheduler.edge.webhook import Webhook as Reviewer
+from hami.scheduler.edge.webhook import WebhookSettings
 
 from .cases import Case
 from .compare import canonical_quantities, difference, pruned

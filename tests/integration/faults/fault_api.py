@@ -14,10 +14,10 @@ from urllib.parse import unquote
 
 from aiohttp import web
 
-from hami.local.apiserver import ApiServer
-from hami.local.errors import ApiError
-from hami.local.objects import dig
-from hami.local.resources import PODS
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import dig
+from hami.local.api.resources import PODS
 
 READ, WRITE, WATCH = "read", "write", "watch"
 

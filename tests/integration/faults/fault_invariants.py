@@ -16,18 +16,18 @@ import aiohttp
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from hami.local import cdi
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, annotations_of, dig, meta, name_of
+from hami.local.api.resources import EVENTS, NODES, PODS
 from hami.local.cluster import Cluster, SimulatedNode
-from hami.local.objects import Object, annotations_of, dig, meta, name_of
-from hami.local.resources import EVENTS, NODES, PODS
+from hami.local.kubelet import cdi
 from hami.protocol.allocation import decode_allocation
 from hami.protocol.lock import holder_is_done, parse_lock
 from hami.protocol.views import Node, Pod
-from hami.scheduler.metric_texts import NODE_FAMILIES, POD_FAMILIES
-from hami.scheduler.metrics import Metrics
-from hami.scheduler.state import ClusterState
-from hami.scheduler.timing import Timings
+from hami.scheduler.core.state import ClusterState
+from hami.scheduler.edge.metric_texts import NODE_FAMILIES, POD_FAMILIES
+from hami.scheduler.edge.metrics import Metrics
+from hami.scheduler.edge.timing import Timings
 from hami.vendors.config import decode_config, load_profiles
 
 ALLOCATED = "hami.io/vgpu-devices-allocated"

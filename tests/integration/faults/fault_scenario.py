@@ -19,12 +19,12 @@ from typing import Any
 from fault_api import READ, WATCH, WRITE, ApiFaults, Storm, Trap
 from fault_invariants import Ledger, faults, is_live
 
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, dig, meta, name_of
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import PODS
 from hami.local.cluster import Cluster, ClusterConfig, GpuNode, default_native
 from hami.local.components import Component
-from hami.local.errors import ApiError
-from hami.local.objects import Object, dig, meta, name_of
-from hami.local.registry import DeleteOptions
-from hami.local.resources import PODS
 
 SETTLE_S = 90.0
 RUN_S = 330.0

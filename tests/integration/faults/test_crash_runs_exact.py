@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from fault_scenario import CRASHES, Run, cluster_config
 
+from hami.local.api.objects import annotations_of
+from hami.local.api.resources import NODES
+from hami.local.api.store import Event
 from hami.local.cluster import Cluster
-from hami.local.objects import annotations_of
-from hami.local.resources import NODES
-from hami.local.store import Event
 
 
 @pytest.mark.timeout(400)

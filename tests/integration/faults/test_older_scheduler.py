@@ -9,9 +9,9 @@ from typing import Any
 
 from fault_invariants import ALLOCATED, LOCK, faults, registered
 
+from hami.local.api.objects import Object, annotations_of, clone, dig, meta
+from hami.local.api.resources import NODES, PODS
 from hami.local.cluster import Cluster
-from hami.local.objects import Object, annotations_of, clone, dig, meta
-from hami.local.resources import NODES, PODS
 
 LIMIT_S = 60.0
 

@@ -22,14 +22,14 @@ from fault_invariants import ALLOCATED, LOCK, Ledger, compared, metric_lines, re
 
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
-from hami.local.apiserver import ApiServer
-from hami.local.objects import Object, annotations_of, clone, dig, meta, name_of, rfc3339_micro
-from hami.local.registry import DeleteOptions
-from hami.local.resources import LEASES, NODES, PODS
-from hami.local.scheduler_loop import Extender, Profile, SchedulerLoop
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, annotations_of, clone, dig, meta, name_of, rfc3339_micro
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import LEASES, NODES, PODS
+from hami.local.scheduling.scheduler_loop import Extender, Profile, SchedulerLoop
 from hami.protocol.lock import parse_lock
-from hami.scheduler.app import Scheduler
-from hami.scheduler.settings import SchedulerSettings
+from hami.scheduler.edge.app import Scheduler
+from hami.scheduler.edge.settings import SchedulerSettings
 from hami.vendors.config import decode_config, load_profiles
 
 NVIDIA = {

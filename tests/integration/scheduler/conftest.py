@@ -16,9 +16,9 @@ import pytest
 
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
-from hami.local.apiserver import ApiServer
-from hami.scheduler.app import Scheduler
-from hami.scheduler.settings import SchedulerSettings
+from hami.local.api.apiserver import ApiServer
+from hami.scheduler.edge.app import Scheduler
+from hami.scheduler.edge.settings import SchedulerSettings
 from hami.vendors.config import decode_config, load_profiles
 
 NVIDIA = {

@@ -24,10 +24,10 @@ from aiohttp import web
 from hami.kube.client import Client
 from hami.kube.config import ClientConfig
 from hami.kube.events import EventRecorder, ObjectRef
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.objects import Object, dig
+from hami.local.api.resources import PODS
 from hami.local.cluster import Cluster, ClusterConfig, GpuNode, default_native
-from hami.local.objects import Object, dig
-from hami.local.resources import PODS
 from hami.node.cluster import KubeCluster
 from hami.node.plugin.process import COMPONENT
 

@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
 
 COMMAND = (sys.executable, "-c", "from hami.cli.main import main; main(prog_name='hami')", "scheduler")
 

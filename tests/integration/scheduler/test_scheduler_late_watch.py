@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
 

@@ -16,11 +16,11 @@ from hami.kube.config import ClientConfig
 from hami.kube.events import EventRecorder
 from hami.kube.operations import patch_metadata
 from hami.kube.resources import NODES, PODS
-from hami.local.apiserver import ApiServer
+from hami.local.api.apiserver import ApiServer
 from hami.protocol.keys import NODE_LOCK
 from hami.protocol.lock import LockOwner
 from hami.protocol.views import Node
-from hami.scheduler.node_locks import LockContention, LockFailed, NodeLocks
+from hami.scheduler.edge.node_locks import LockContention, LockFailed, NodeLocks
 
 OWNER = LockOwner("default", "a")
 

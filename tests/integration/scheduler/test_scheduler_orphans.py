@@ -6,7 +6,7 @@ from typing import Any
 
 from aiohttp import web
 
-from hami.scheduler.orphans import Orphans
+from hami.scheduler.edge.orphans import Orphans
 
 
 def orphans_of(world: Any) -> Orphans:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from hami.local.resources import PODS
+from hami.local.api.resources import PODS
 
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 BINDINGS = "/api/v1/namespaces/default/pods/{}/binding"

@@ -16,9 +16,9 @@ from cryptography import x509
 
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
-from hami.local.apiserver import ApiServer
-from hami.scheduler.leader import Leadership
-from hami.scheduler.self_tls import SelfManagedTls, new_material, read_material, renewed
+from hami.local.api.apiserver import ApiServer
+from hami.scheduler.edge.leader import Leadership
+from hami.scheduler.edge.self_tls import SelfManagedTls, new_material, read_material, renewed
 
 DAY = 86400.0
 HOSTS = ("hami-scheduler.kube-system.svc", "127.0.0.1")

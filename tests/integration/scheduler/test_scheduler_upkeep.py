@@ -18,12 +18,12 @@ from aiohttp import web
 from hami.kube.certificates import create_authority, issue, write_pair
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
-from hami.local.apiserver import ApiServer
-from hami.scheduler import app, roles, tls
-from hami.scheduler.leader import Leadership
-from hami.scheduler.roles import keep_role_labels, write_role_labels
-from hami.scheduler.settings import SchedulerSettings, SettingsError
-from hami.scheduler.tls import ReloadingTls, TlsError
+from hami.local.api.apiserver import ApiServer
+from hami.scheduler.edge import app, roles, tls
+from hami.scheduler.edge.leader import Leadership
+from hami.scheduler.edge.roles import keep_role_labels, write_role_labels
+from hami.scheduler.edge.settings import SchedulerSettings, SettingsError
+from hami.scheduler.edge.tls import ReloadingTls, TlsError
 
 PODS = "/api/v1/namespaces/default/pods"
 COMPONENT = {"app.kubernetes.io/component": "hami-scheduler"}

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.local.apply import FIRST, LAST_APPLIED, Applier, managers_of, track_update
-from hami.local.errors import ApiError
-from hami.local.field_sets import contains, difference, fields_of, leaves, union
-from hami.local.objects import clone
-from hami.local.resources import CONFIGMAPS, DEPLOYMENTS, PODS
+from hami.local.api.apply import FIRST, LAST_APPLIED, Applier, managers_of, track_update
+from hami.local.api.errors import ApiError
+from hami.local.api.field_sets import contains, difference, fields_of, leaves, union
+from hami.local.api.objects import clone
+from hami.local.api.resources import CONFIGMAPS, DEPLOYMENTS, PODS
 
 NOW = 1_800_000_000.0
 

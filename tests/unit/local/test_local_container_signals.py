@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from hami.local.containers import Container, ContainerPlan, Isolation
+from hami.local.kubelet.containers import Container, ContainerPlan, Isolation
 
 
 class Process:

@@ -10,17 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hami.local.controllers.controller import Context, Controller
-from hami.local.controllers.daemonset import DaemonSetController
-from hami.local.controllers.deployment import DeploymentController
-from hami.local.controllers.endpoints import EndpointsController
-from hami.local.controllers.garbage import GarbageCollector
-from hami.local.controllers.job import JobController
-from hami.local.controllers.replicaset import ReplicaSetController
-from hami.local.errors import ApiError
-from hami.local.objects import Object, clone
-from hami.local.registry import Registry
-from hami.local.resources import (
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, clone
+from hami.local.api.registry import Registry
+from hami.local.api.resources import (
     CONFIGMAPS,
     DAEMONSETS,
     DEFAULT_TABLE,
@@ -31,7 +24,14 @@ from hami.local.resources import (
     SERVICES,
     Resource,
 )
-from hami.local.store import Event, Store
+from hami.local.api.store import Event, Store
+from hami.local.controllers.controller import Context, Controller
+from hami.local.controllers.daemonset import DaemonSetController
+from hami.local.controllers.deployment import DeploymentController
+from hami.local.controllers.endpoints import EndpointsController
+from hami.local.controllers.garbage import GarbageCollector
+from hami.local.controllers.job import JobController
+from hami.local.controllers.replicaset import ReplicaSetController
 
 NOW = 1_800_000_000.0
 TEMPLATE: Object = {

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from hami.local import cdi
-from hami.local.container_log import LogWriter, read_log
-from hami.local.containers import ContainerPlan, ContainerStartError, Mount, emulate
-from hami.local.devices import AllocationRefusedError, DeviceBook, Grant
-from hami.local.pod_env import container_env, expand, volume_mounts
-from hami.local.pod_status import ContainerRecord, build_status, pod_phase
-from hami.local.pod_worker import RuntimeHook
-from hami.local.podlog import LogRequest
+from hami.local.api.podlog import LogRequest
+from hami.local.kubelet import cdi
+from hami.local.kubelet.container_log import LogWriter, read_log
+from hami.local.kubelet.containers import ContainerPlan, ContainerStartError, Mount, emulate
+from hami.local.kubelet.devices import AllocationRefusedError, DeviceBook, Grant
+from hami.local.kubelet.pod_env import container_env, expand, volume_mounts
+from hami.local.kubelet.pod_status import ContainerRecord, build_status, pod_phase
+from hami.local.kubelet.pod_worker import RuntimeHook
 
 GPU = "example.com/gpu"
 
@@ -302,7 +302,7 @@ async def test_old_lines_are_left_out(tmp_path: Path) -> None:
 
 
 async def test_a_full_log_is_put_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hami.local.container_log.MAX_FILE_BYTES", 100)
+    monkeypatch.setattr("hami.local.kubelet.container_log.MAX_FILE_BYTES", 100)
     await written(tmp_path / "log", b"".join(b"line %d\n" % index for index in range(8)))
     assert (tmp_path / "log.1").exists()
     assert (await read(tmp_path / "log")).endswith(b"line 7\n")

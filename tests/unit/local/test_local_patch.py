@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.local.errors import ApiError
-from hami.local.objects import clone
-from hami.local.patch import json_patch, merge_patch
-from hami.local.strategic import strategic_merge
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import clone
+from hami.local.api.patch import json_patch, merge_patch
+from hami.local.api.strategic import strategic_merge
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text("ab~/", max_size=3),

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from hami.local.errors import ApiError
-from hami.local.objects import Object
-from hami.local.resources import (
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object
+from hami.local.api.resources import (
     ACCESS_REVIEWS,
     PODS,
     SELF_ACCESS_REVIEWS,
@@ -19,9 +19,9 @@ from hami.local.resources import (
     SERVICEACCOUNTS,
     TOKENREVIEWS,
 )
-from hami.local.reviews import answer
-from hami.local.store import Store
-from hami.local.tokens import ADMIN, AUDIENCE, Tokens
+from hami.local.api.reviews import answer
+from hami.local.api.store import Store
+from hami.local.api.tokens import ADMIN, AUDIENCE, Tokens
 
 
 class World:

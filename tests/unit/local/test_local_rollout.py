@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hami.local.api.objects import rfc3339
 from hami.local.controllers import daemonset, deployment, endpoints, job, replicaset
 from hami.local.controllers.common import share_of, template_hash, without_label
 from hami.local.controllers.rollout import Bounds, Size, next_new, next_old
-from hami.local.objects import rfc3339
 
 NOW = 1_800_000_000.0
 Object = dict[str, Any]

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.local import node_fit
-from hami.local.amounts import milli, plain, pod_amounts
-from hami.local.scheduling_queue import MAX_BACKOFF_S, SchedulingQueue
+from hami.local.scheduling import node_fit
+from hami.local.scheduling.amounts import milli, plain, pod_amounts
+from hami.local.scheduling.scheduling_queue import MAX_BACKOFF_S, SchedulingQueue
 
 
 def test_pods_come_by_priority_then_age() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.local.errors import ApiError
-from hami.local.selectors import field_predicate, label_predicate, matches_label_selector
+from hami.local.api.errors import ApiError
+from hami.local.api.selectors import field_predicate, label_predicate, matches_label_selector
 
 LABELS = {"app": "web", "tier": "front"}
 

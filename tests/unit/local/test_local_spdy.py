@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.local.spdy import (
+from hami.local.api.spdy import (
     DICTIONARY,
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,

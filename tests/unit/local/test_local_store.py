@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.local.errors import ApiError
-from hami.local.objects import Object, clone
-from hami.local.resources import NODES, PODS
-from hami.local.store import Event, Store
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, clone
+from hami.local.api.resources import NODES, PODS
+from hami.local.api.store import Event, Store
 
 
 def pod(name: str, namespace: str = "default", **metadata: Any) -> Object:

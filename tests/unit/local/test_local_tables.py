@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from hami.local.columns import human_duration
-from hami.local.objects import rfc3339
-from hami.local.resources import (
+from hami.local.api.columns import human_duration
+from hami.local.api.objects import rfc3339
+from hami.local.api.resources import (
     CONFIGMAPS,
     DAEMONSETS,
     DEPLOYMENTS,
@@ -21,7 +21,7 @@ from hami.local.resources import (
     REPLICASETS,
     ROLEBINDINGS,
 )
-from hami.local.tables import pod_status, table
+from hami.local.api.tables import pod_status, table
 
 NOW = 1_800_000_000.0
 

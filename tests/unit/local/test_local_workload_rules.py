@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from hami.local import strategy
-from hami.local.defaults import apply_defaults
-from hami.local.errors import ApiError
-from hami.local.objects import Object, clone
-from hami.local.resources import (
+from hami.local.api import strategy
+from hami.local.api.defaults import apply_defaults
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, clone
+from hami.local.api.resources import (
     CLUSTERROLES,
     DAEMONSETS,
     DEPLOYMENTS,
@@ -21,8 +21,8 @@ from hami.local.resources import (
     SERVICES,
     Resource,
 )
-from hami.local.scale import scale_of, scaled
-from hami.local.store import Store
+from hami.local.api.scale import scale_of, scaled
+from hami.local.api.store import Store
 
 
 def workload(resource: Resource, **spec: Any) -> Object:

@@ -25,8 +25,8 @@ from hami.kube.client import Client
 from hami.kube.config import load_config
 from hami.kube.errors import Conflict, NotFound
 from hami.kube.events import EventRecorder
-from hami.local.apiserver import ApiServer
-from hami.local.resources import EVENTS, NODES, PODS
+from hami.local.api.apiserver import ApiServer
+from hami.local.api.resources import EVENTS, NODES, PODS
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from hami.node.cluster import KubeCluster

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from hami.protocol import views
-from hami.scheduler.answers import NoFit, Placement, PodOutcome, PodRequest
-from hami.scheduler.state import ClusterState
+from hami.scheduler.core.answers import NoFit, Placement, PodOutcome, PodRequest
+from hami.scheduler.core.state import ClusterState
 from hami.vendors.config import decode_config, load_profiles
 from hami.vendors.types import VendorProfile
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from hami.scheduler.answers import PlacementError, ReservationPhase
+from hami.scheduler.core.answers import PlacementError, ReservationPhase
 
 Lab = Any
 DONE = {"terminated": {"exitCode": 0}}

@@ -10,8 +10,8 @@ import msgspec
 from hypothesis import given
 
 from hami.protocol import views
-from hami.scheduler.answers import Placement
-from hami.scheduler.state import ClusterState
+from hami.scheduler.core.answers import Placement
+from hami.scheduler.core.state import ClusterState
 from hami.vendors.config import decode_config, load_profiles
 
 PROFILES = load_profiles(

@@ -15,15 +15,15 @@ from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.events import EventRecorder
 from hami.protocol import views
-from hami.scheduler import extender as extender_module
-from hami.scheduler.binder import Binder
-from hami.scheduler.events import SchedulerEvents
-from hami.scheduler.extender import Extender
-from hami.scheduler.leader import Leadership, SyncGate
-from hami.scheduler.node_locks import NodeLocks
-from hami.scheduler.pending import PendingPods
-from hami.scheduler.state import ClusterState
-from hami.scheduler.timing import Timings
+from hami.scheduler.core.state import ClusterState
+from hami.scheduler.edge import extender as extender_module
+from hami.scheduler.edge.binder import Binder
+from hami.scheduler.edge.events import SchedulerEvents
+from hami.scheduler.edge.extender import Extender
+from hami.scheduler.edge.leader import Leadership, SyncGate
+from hami.scheduler.edge.node_locks import NodeLocks
+from hami.scheduler.edge.pending import PendingPods
+from hami.scheduler.edge.timing import Timings
 from hami.vendors.config import decode_config, load_profiles
 
 MEMBERS = ["Nodes", "NodeNames", "FailedNodes", "FailedAndUnresolvableNodes", "Error"]

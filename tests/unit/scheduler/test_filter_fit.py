@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hami.scheduler import search
-from hami.scheduler.answers import NoFit, Placement, PlacementError
+from hami.scheduler.core import search
+from hami.scheduler.core.answers import NoFit, Placement, PlacementError
 
 Lab = Any
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from hami.scheduler.answers import PlacementError
-from hami.scheduler.policies import parse_weights
+from hami.scheduler.core.answers import PlacementError
+from hami.scheduler.core.policies import parse_weights
 
 Lab = Any
 

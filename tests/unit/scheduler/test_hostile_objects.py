@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from hami.protocol import views
-from hami.scheduler.answers import NoFit, PlacementError
-from hami.scheduler.state import ClusterState
+from hami.scheduler.core.answers import NoFit, PlacementError
+from hami.scheduler.core.state import ClusterState
 
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 NODES, PODS = ("n0", "n1"), ("p0", "p1", "p2")

@@ -8,10 +8,15 @@ import pytest
 
 from hami.protocol.admission import AdmissionRequest
 from hami.protocol.errors import ObjectError
-from hami.scheduler.answers import PlacementError
-from hami.scheduler.edge import scheduler_routes
-from hami.scheduler.requests import MAX_CONTAINERS
-from hami.scheduler.webhook import MAX_ANNOTATION_CHARS, MAX_REVIEWED_CONTAINERS, Webhook, WebhookSettings
+from hami.scheduler.core.answers import PlacementError
+from hami.scheduler.core.requests import MAX_CONTAINERS
+from hami.scheduler.edge.routes import scheduler_routes
+from hami.scheduler.edge.webhook import (
+    MAX_ANNOTATION_CHARS,
+    MAX_REVIEWED_CONTAINERS,
+    Webhook,
+    WebhookSettings,
+)
 from hami.vendors.selection import MAX_STEERING_TEXT
 
 DEVICES = {"limits": {"nvidia.com/gpu": "1"}}

@@ -12,11 +12,11 @@ import aiohttp
 import pytest
 
 from hami.protocol.extender import encode_binding_result
-from hami.scheduler import server
-from hami.scheduler.edge import _verb
-from hami.scheduler.metrics import Metrics
-from hami.scheduler.server import Application, empty, listen, serve
-from hami.scheduler.timing import Timings
+from hami.scheduler.edge import server
+from hami.scheduler.edge.metrics import Metrics
+from hami.scheduler.edge.routes import _verb
+from hami.scheduler.edge.server import Application, empty, listen, serve
+from hami.scheduler.edge.timing import Timings
 
 
 @asynccontextmanager

@@ -13,9 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from hami.cli import scheduler as cli
-from hami.scheduler import server
-from hami.scheduler.edge import scheduler_routes
-from hami.scheduler.server import Application, empty, is_loopback, listen, serve
+from hami.scheduler.edge import server
+from hami.scheduler.edge.routes import scheduler_routes
+from hami.scheduler.edge.server import Application, empty, is_loopback, listen, serve
 
 
 async def echo(body: bytes) -> tuple[int, bytes]:

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from hami.protocol import views
-from hami.scheduler import search
-from hami.scheduler.answers import Placement
-from hami.scheduler.columns import Bank, CodeBook, Codes
-from hami.scheduler.masks import may_fit, quota_checks
-from hami.scheduler.nodes import NodeTable, facts_of
-from hami.scheduler.placement import fit_node
-from hami.scheduler.reasons import vector_reasons
-from hami.scheduler.requests import parse_pod
-from hami.scheduler.state import ClusterState
-from hami.scheduler.texts import codes, is_unresolvable
+from hami.scheduler.core import search
+from hami.scheduler.core.answers import Placement
+from hami.scheduler.core.columns import Bank, CodeBook, Codes
+from hami.scheduler.core.masks import may_fit, quota_checks
+from hami.scheduler.core.nodes import NodeTable, facts_of
+from hami.scheduler.core.placement import fit_node
+from hami.scheduler.core.reasons import vector_reasons
+from hami.scheduler.core.requests import parse_pod
+from hami.scheduler.core.state import ClusterState
+from hami.scheduler.core.texts import codes, is_unresolvable
 from hami.vendors.config import decode_config, load_profiles
 from hami.vendors.engine import node_devices
 from hami.vendors.selection import policy_words

@@ -16,9 +16,9 @@ from hami.kube.config import ClientConfig
 from hami.kube.errors import KubeError, NotFound, TransportError
 from hami.kube.resources import NODES, PODS
 from hami.protocol.views import Lease, LeaseSpec
-from hami.scheduler import handshakes
-from hami.scheduler.handshakes import MetadataWriter
-from hami.scheduler.leader import Leadership
+from hami.scheduler.edge import handshakes
+from hami.scheduler.edge.handshakes import MetadataWriter
+from hami.scheduler.edge.leader import Leadership
 
 
 class Api(Client):

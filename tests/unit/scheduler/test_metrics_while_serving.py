@@ -9,17 +9,17 @@ from typing import Any
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.events import EventRecorder
-from hami.scheduler.binder import Binder
-from hami.scheduler.edge import metrics_routes, scheduler_routes
-from hami.scheduler.events import SchedulerEvents
-from hami.scheduler.extender import Extender
-from hami.scheduler.leader import Leadership, SyncGate
-from hami.scheduler.metrics import Metrics
-from hami.scheduler.node_locks import NodeLocks
-from hami.scheduler.pending import PendingPods
-from hami.scheduler.server import listen, serve
-from hami.scheduler.timing import Timings
-from hami.scheduler.webhook import Webhook, WebhookSettings
+from hami.scheduler.edge.binder import Binder
+from hami.scheduler.edge.events import SchedulerEvents
+from hami.scheduler.edge.extender import Extender
+from hami.scheduler.edge.leader import Leadership, SyncGate
+from hami.scheduler.edge.metrics import Metrics
+from hami.scheduler.edge.node_locks import NodeLocks
+from hami.scheduler.edge.pending import PendingPods
+from hami.scheduler.edge.routes import metrics_routes, scheduler_routes
+from hami.scheduler.edge.server import listen, serve
+from hami.scheduler.edge.timing import Timings
+from hami.scheduler.edge.webhook import Webhook, WebhookSettings
 
 Lab = Any
 NODES, CARDS = 3300, 8

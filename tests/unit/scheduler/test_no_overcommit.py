@@ -5,7 +5,7 @@ from typing import Any
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, given, settings
 
-from hami.scheduler.answers import Placement
+from hami.scheduler.core.answers import Placement
 
 Lab = Any
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from hami.protocol.errors import ObjectError
-from hami.scheduler.answers import Placement, PlacementError
-from hami.scheduler.requests import effective_amount, slots_needed
+from hami.scheduler.core.answers import Placement, PlacementError
+from hami.scheduler.core.requests import effective_amount, slots_needed
 from hami.vendors.types import PodShape, SlotKind
 
 Lab = Any

@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from hami.scheduler import profiling
-from hami.scheduler.profiling import profiling_routes
-from hami.scheduler.server import Stream
+from hami.scheduler.edge import profiling
+from hami.scheduler.edge.profiling import profiling_routes
+from hami.scheduler.edge.server import Stream
 
 
 async def text_of(stream: Stream) -> str:

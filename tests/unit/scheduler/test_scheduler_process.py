@@ -17,13 +17,13 @@ from hami.kube.config import ClientConfig
 from hami.kube.errors import TransportError
 from hami.protocol.keys import ENV_NODELOCK_EXPIRE
 from hami.protocol.views import Lease, LeaseSpec
-from hami.scheduler.leader import Leadership, SyncGate, keep_gate
-from hami.scheduler.metric_texts import escape
-from hami.scheduler.metrics import Metrics
-from hami.scheduler.pending import PendingPods
-from hami.scheduler.server import ListenError, listen, parse_address
-from hami.scheduler.settings import SchedulerSettings, SettingsError, lock_timeout, parse_selector
-from hami.scheduler.timing import Histogram, Timings
+from hami.scheduler.edge.leader import Leadership, SyncGate, keep_gate
+from hami.scheduler.edge.metric_texts import escape
+from hami.scheduler.edge.metrics import Metrics
+from hami.scheduler.edge.pending import PendingPods
+from hami.scheduler.edge.server import ListenError, listen, parse_address
+from hami.scheduler.edge.settings import SchedulerSettings, SettingsError, lock_timeout, parse_selector
+from hami.scheduler.edge.timing import Histogram, Timings
 
 
 def settings_of(monkeypatch: pytest.MonkeyPatch, *flags: str) -> SchedulerSettings:

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from hami.protocol import views
-from hami.scheduler.answers import NoFit, Placement
-from hami.scheduler.state import ClusterState
+from hami.scheduler.core.answers import NoFit, Placement
+from hami.scheduler.core.state import ClusterState
 from hami.vendors.types import (
     FitContext,
     Hooks,

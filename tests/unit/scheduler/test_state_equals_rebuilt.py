@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from hami.protocol import views
-from hami.scheduler.answers import PlacementError
-from hami.scheduler.search import Search
-from hami.scheduler.state import ClusterState
+from hami.scheduler.core.answers import PlacementError
+from hami.scheduler.core.search import Search
+from hami.scheduler.core.state import ClusterState
 from hami.vendors.config import decode_config, load_profiles
 
 PROFILES = load_profiles(

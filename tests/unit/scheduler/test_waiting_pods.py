@@ -12,9 +12,9 @@ import pytest
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.errors import TransportError
-from hami.scheduler import pending as pending_module
-from hami.scheduler.leader import Leadership
-from hami.scheduler.pending import PendingPods
+from hami.scheduler.edge import pending as pending_module
+from hami.scheduler.edge.leader import Leadership
+from hami.scheduler.edge.pending import PendingPods
 
 Lab = Any
 

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from hami.protocol.admission import AdmissionAnswer, AdmissionRequest, decode_review, encode_review
 from hami.protocol.errors import ObjectError
 from hami.protocol.views import ResourceQuota
-from hami.scheduler.state import ClusterState
-from hami.scheduler.webhook import Webhook, WebhookSettings
+from hami.scheduler.core.state import ClusterState
+from hami.scheduler.edge.webhook import Webhook, WebhookSettings
 from hami.vendors.config import decode_config, load_profiles
 
 PROFILES = load_profiles(

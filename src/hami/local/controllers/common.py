@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from hami.local.objects import Object, clone, dig, labels_of, meta, name_of, parse_time
-from hami.local.resources import Resource
+from hami.local.api.objects import Object, clone, dig, labels_of, meta, name_of, parse_time
+from hami.local.api.resources import Resource
 
 FINISHED = ("Succeeded", "Failed")
 _SAFE = "bcdfghjklmnpqrstvwxz2456789"

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, clone, meta, name_of, namespace_of
+from hami.local.api.recorder import Recorder
+from hami.local.api.registry import DeleteOptions, Registry
+from hami.local.api.resources import PODS, Resource
+from hami.local.api.selectors import matches_label_selector
+from hami.local.api.store import Event
 from hami.local.controllers.common import controller_of
-from hami.local.errors import ApiError
-from hami.local.objects import Object, clone, meta, name_of, namespace_of
-from hami.local.recorder import Recorder
-from hami.local.registry import DeleteOptions, Registry
-from hami.local.resources import PODS, Resource
-from hami.local.selectors import matches_label_selector
-from hami.local.store import Event
 
 _LOG = logging.getLogger(__name__)
 _FIRST_RETRY_S = 0.05

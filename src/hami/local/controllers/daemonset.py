@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from hami.local import node_fit
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, clone, dig, labels_of, meta, name_of, namespace_of
+from hami.local.api.resources import DAEMONSETS, NODES, PODS
+from hami.local.api.store import Event
 from hami.local.controllers.common import (
     is_active,
     is_available,
@@ -18,10 +21,7 @@ from hami.local.controllers.common import (
 )
 from hami.local.controllers.controller import Controller, Key
 from hami.local.controllers.replicaset import pause_after_failures
-from hami.local.errors import ApiError
-from hami.local.objects import Object, clone, dig, labels_of, meta, name_of, namespace_of
-from hami.local.resources import DAEMONSETS, NODES, PODS
-from hami.local.store import Event
+from hami.local.scheduling import node_fit
 
 HASH_LABEL = "controller-revision-hash"
 _TOLERATIONS: tuple[tuple[str, str], ...] = (

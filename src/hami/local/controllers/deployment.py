@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import (
+    Object,
+    annotations_of,
+    clone,
+    dig,
+    labels_of,
+    meta,
+    name_of,
+    namespace_of,
+    parse_time,
+    rfc3339,
+)
+from hami.local.api.resources import DEPLOYMENTS, PODS, REPLICASETS
+from hami.local.api.selectors import matches_label_selector
+from hami.local.api.store import Event
 from hami.local.controllers.common import (
     controller_of,
     is_controlled_by,
@@ -16,22 +32,6 @@ from hami.local.controllers.common import (
 )
 from hami.local.controllers.controller import Controller, Key
 from hami.local.controllers.rollout import Bounds, Size, next_new, next_old
-from hami.local.errors import ApiError
-from hami.local.objects import (
-    Object,
-    annotations_of,
-    clone,
-    dig,
-    labels_of,
-    meta,
-    name_of,
-    namespace_of,
-    parse_time,
-    rfc3339,
-)
-from hami.local.resources import DEPLOYMENTS, PODS, REPLICASETS
-from hami.local.selectors import matches_label_selector
-from hami.local.store import Event
 
 HASH_LABEL = "pod-template-hash"
 REVISION = "deployment.kubernetes.io/revision"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, clone, dig, labels_of, meta, name_of, namespace_of
+from hami.local.api.resources import ENDPOINTS, NAMESPACES, PODS, SERVICEACCOUNTS, SERVICES
+from hami.local.api.store import Event
 from hami.local.controllers.common import is_active, is_deleting, ready_since
 from hami.local.controllers.controller import Controller, Key
-from hami.local.errors import ApiError
-from hami.local.objects import Object, clone, dig, labels_of, meta, name_of, namespace_of
-from hami.local.resources import ENDPOINTS, NAMESPACES, PODS, SERVICEACCOUNTS, SERVICES
-from hami.local.store import Event
 
 _MANAGED = "endpoints.kubernetes.io/managed-by"
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, meta, name_of, namespace_of
+from hami.local.api.registry import FOREGROUND, ORPHAN, Change, DeleteOptions
+from hami.local.api.resources import PODS, Resource
+from hami.local.api.store import Event
 from hami.local.controllers.common import is_deleting, owners_of, without_finalizer, without_owner
 from hami.local.controllers.controller import Context, Controller, Key
-from hami.local.errors import ApiError
-from hami.local.objects import Object, meta, name_of, namespace_of
-from hami.local.registry import FOREGROUND, ORPHAN, Change, DeleteOptions
-from hami.local.resources import PODS, Resource
-from hami.local.store import Event
 
 _REMEMBERED = 50_000  # uids of owners that have gone, so that late dependents follow them
 

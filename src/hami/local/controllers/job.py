@@ -5,17 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from hami.local.controllers.common import (
-    is_active,
-    is_controlled_by,
-    is_deleting,
-    pod_from_template,
-    ready_since,
-    without_finalizer,
-)
-from hami.local.controllers.controller import Context, Controller, Key
-from hami.local.errors import ApiError
-from hami.local.objects import (
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import (
     Object,
     annotations_of,
     dig,
@@ -25,8 +16,17 @@ from hami.local.objects import (
     parse_time,
     rfc3339,
 )
-from hami.local.registry import DeleteOptions
-from hami.local.resources import JOBS, PODS
+from hami.local.api.registry import DeleteOptions
+from hami.local.api.resources import JOBS, PODS
+from hami.local.controllers.common import (
+    is_active,
+    is_controlled_by,
+    is_deleting,
+    pod_from_template,
+    ready_since,
+    without_finalizer,
+)
+from hami.local.controllers.controller import Context, Controller, Key
 
 TRACKING = "batch.kubernetes.io/job-tracking"
 INDEX = "batch.kubernetes.io/job-completion-index"

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from hami.local.api.errors import ApiError
+from hami.local.api.objects import Object, clone, dig, labels_of, meta, name_of, namespace_of, parse_time
+from hami.local.api.registry import set_condition
+from hami.local.api.resources import PODS, REPLICASETS
+from hami.local.api.selectors import matches_label_selector
 from hami.local.controllers.common import (
     controller_of,
     is_active,
@@ -18,11 +23,6 @@ from hami.local.controllers.common import (
     without_owner,
 )
 from hami.local.controllers.controller import Controller, Key
-from hami.local.errors import ApiError
-from hami.local.objects import Object, clone, dig, labels_of, meta, name_of, namespace_of, parse_time
-from hami.local.registry import set_condition
-from hami.local.resources import PODS, REPLICASETS
-from hami.local.selectors import matches_label_selector
 
 _BURST = 100  # pods created or deleted in one step
 _FAILED_BASE_S = 0.5

@@ -1,0 +1,1 @@
+"""The kubelet stand-in: device manager, pod workers, containers as isolated processes."""
