@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 from chart_harness import Refused, env, host_paths, render
 
+from hami.vendors.config import parse_config
+
 OTHER = {"global.gpuHookPath": "/var/lib/hami"}
 
 
@@ -159,6 +161,14 @@ def test_commands_and_ports_of_the_node_pod() -> None:
     (port,) = rendered.get("Service", "hami-device-plugin-monitor")["spec"]["ports"]
     assert (port["name"], port["port"], port["nodePort"]) == ("monitorport", 31992, 31992)
     assert rendered.monitor["ports"] == [{"name": port["targetPort"], "containerPort": 9394}]
+
+
+def test_large_numbers_stay_integers() -> None:
+    memory = {"devicePlugin.preConfiguredDeviceMemory": 1_048_576}
+    assert parse_config(render(memory).device_config).nvidia.preconfigured_memory == 1_048_576
+    user = {"scheduler.patch.enabled": True, "scheduler.patch.runAsUser": 1_000_620_000}
+    for job in render(user).of("Job"):
+        assert job["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 1_000_620_000
 
 
 def test_openshift_gets_the_right_to_use_its_constraints() -> None:

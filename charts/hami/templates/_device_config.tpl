@@ -23,9 +23,9 @@ nvidia:
   defaultMemory: 0
   defaultCores: 0
   defaultGPUNum: 1
-  preConfiguredDeviceMemory: {{ $v.devicePlugin.preConfiguredDeviceMemory }}
+  preConfiguredDeviceMemory: {{ int64 $v.devicePlugin.preConfiguredDeviceMemory }}
   memoryFactor: 1
-  deviceSplitCount: {{ $v.devicePlugin.deviceSplitCount }}
+  deviceSplitCount: {{ int64 $v.devicePlugin.deviceSplitCount }}
   deviceMemoryScaling: {{ $v.devicePlugin.deviceMemoryScaling }}
   deviceCoreScaling: {{ $v.devicePlugin.deviceCoreScaling }}
   enableNumaTopology: {{ $v.devicePlugin.enableNumaTopology }}

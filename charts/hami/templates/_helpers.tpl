@@ -108,7 +108,7 @@ imagePullSecrets:
 {{- if and .Values.scheduler.leaderElect .Values.scheduler.kubeScheduler.enabled }}true{{ end -}}
 {{- end -}}
 {{- define "hami.replicas" -}}
-{{- if include "hami.electing" . }}{{ .Values.scheduler.replicas }}{{ else }}1{{ end -}}
+{{- if include "hami.electing" . }}{{ int64 .Values.scheduler.replicas }}{{ else }}1{{ end -}}
 {{- end -}}
 
 {{/* none, certManager, patch or self. */}}
