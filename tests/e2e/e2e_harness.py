@@ -14,7 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 HERE = Path(__file__).resolve().parent
-TOOL = HERE.parent.parent / "tools/cluster/hami-cluster"
+ROOT = HERE.parent.parent
+TOOL = ROOT / "tools/cluster/hami-cluster"
+CHART = ROOT / "charts/hami"
+VALUES = HERE / "values.yaml"
 SYSTEM = "hami-system"
 NODE = "node1"
 IMAGE = "hami.local/test-program:dev"
@@ -67,9 +70,18 @@ class Cluster:
         assert done.code == 0, f"{' '.join(command)}: {done.err or done.out}"
         return done.out
 
+    def home(self) -> str:
+        """The folder of the running cluster, the same name on the node."""
+        return self.node("sh", "-c", 'dirname "$(readlink /proc/1/exe)"').strip()
+
+    def alias(self, image: str, other: str) -> None:
+        """Give an image of the node a second name."""
+        socket = f"{self.home()}/containerd.sock"
+        self.node("ctr", "-a", socket, "-n", "k8s.io", "images", "tag", "--force", image, other)
+
     def cards(self, *command: str) -> str:
         """A command to the simulated driver of the node, such as ``set 0 lost 1``."""
-        home = self.node("sh", "-c", 'dirname "$(readlink /proc/1/exe)"').strip()
+        home = self.home()
         return self.node(
             *("env", f"FAKEGPU_STATE={home}/cards", f"LD_LIBRARY_PATH={home}/driver"),
             *(f"{home}/driver/fakegpud", *command),
@@ -132,6 +144,17 @@ class Cluster:
 
         return until(f"pods {', '.join(pods)} run", all_run, why)
 
+    def rolled_out(self, namespace: str, name: str, replicas: int) -> list[Object]:
+        """The pods of a Deployment that run, once as many as wanted do."""
+
+        def all_run() -> list[Object] | None:
+            found = [item for item in self.items("pods", namespace, f"app={name}") if is_ready(item)]
+            return found if len(found) == replicas else None
+
+        return until(
+            f"{replicas} pods of {name} run", all_run, lambda: self.kubectl("get", "pods", "-n", namespace)
+        )
+
     def new_namespace(self, test: str) -> str:
         """Create a namespace named after a test, with its service account."""
         name = f"{re.sub('[^a-z0-9]+', '-', test.lower())[:40].strip('-')}-{next(_numbers)}"
@@ -154,19 +177,53 @@ class Cluster:
 
 
 class Hami:
-    """HAMi in the cluster, from the manifests beside this file."""
+    """HAMi in the cluster, installed by helm from the chart of this repository."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
+    def helm(self, *arguments: str) -> str:
+        """What helm prints; its failure fails the test."""
+        done = self.cluster.run("helm", "--namespace", SYSTEM, *arguments, limit_s=200)
+        assert done.code == 0, f"helm {' '.join(arguments)}: {done.err or done.out}\n{self.logs()}"
+        return done.out
+
     def install(self) -> None:
         """Install and wait until all of it serves."""
-        self.cluster.kubectl("apply", "-f", str(HERE / "manifests/hami.yaml"))
+        self.helm("install", "hami", str(CHART), "-f", str(VALUES), "--create-namespace")
+        self.ready()
+
+    def upgrade(self, *settings: str) -> None:
+        """Upgrade with other values (``--set`` and the like) and wait until all of it serves."""
+        self.helm("upgrade", "hami", str(CHART), "-f", str(VALUES), *settings)
+        self.ready()
+
+    def rollback(self) -> None:
+        """Back to the revision before, and wait until all of it serves."""
+        self.helm("rollback", "hami")
         self.ready()
 
     def uninstall(self) -> None:
-        """Remove all that install made."""
-        self.cluster.kubectl("delete", "-f", str(HERE / "manifests/hami.yaml"), "--wait", "--timeout=100s")
+        """Remove the release and what the documents say helm leaves behind (docs/operate.md)."""
+        self.helm("uninstall", "hami", "--wait", "--timeout=120s")
+        self.cluster.kubectl(
+            *(
+                "delete",
+                "secret/hami-scheduler-tls",
+                "lease/hami-scheduler",
+                "-n",
+                SYSTEM,
+                "--ignore-not-found",
+            )
+        )
+        notes = (
+            "node-nvidia-register",
+            "node-handshake",
+            "node-nvidia-score",
+            "mutex.lock",
+            "allocation-mode",
+        )
+        self.cluster.kubectl("annotate", "node", NODE, *(f"hami.io/{note}-" for note in notes))
 
     def ready(self) -> None:
         """Wait until scheduler, webhook and device plugin serve and the cards are registered."""
@@ -188,12 +245,14 @@ class Hami:
 
     def heal(self) -> None:
         """Wait until HAMi serves as after its installation; a failed card needs a new device plugin."""
-        if not all(card["health"] for card in self.registered()):
+        if not all(card.get("health") for card in self.registered()):
             self.cluster.kubectl("delete", "pod", *self.pods("device-plugin"), "-n", SYSTEM, "--wait")
         elif self._whole() and self.capacity() == 20 and self.leader():
             return
         self.ready()
-        until("all cards are healthy", lambda: all(card["health"] for card in self.registered()), self.logs)
+        until(
+            "all cards are healthy", lambda: all(card.get("health") for card in self.registered()), self.logs
+        )
 
     def _whole(self) -> bool:
         """Whether all pods of HAMi are there and ready."""
@@ -269,6 +328,22 @@ def pod(
             "terminationGracePeriodSeconds": 1,
         }
         | spec,
+    }
+
+
+def deployment(namespace: str, name: str, replicas: int, *containers: Object) -> Object:
+    """A Deployment: what users run whose pods shall come again."""
+    labels = {"app": name}
+    spec = pod(namespace, "", *containers)["spec"]
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": spec},
+        },
     }
 
 

@@ -14,14 +14,18 @@ from e2e_harness import (
     Object,
     allocated,
     container,
+    deployment,
     limits,
     pod,
     until,
 )
 
 
-def _restarts(item: Object) -> list[int]:
-    return [status["restartCount"] for status in item["status"]["containerStatuses"]]
+def _still_there(before: Object, found: list[Object]) -> None:
+    """The pod of before is among those found, and none of its containers was started again."""
+    (same,) = (item for item in found if item["metadata"]["uid"] == before["metadata"]["uid"])
+    assert [status["restartCount"] for status in same["status"]["containerStatuses"]] == [0]
+    assert allocated(same) == allocated(before)
 
 
 def _limit_is(cluster: Cluster, namespace: str, name: str, memory_mib: int) -> None:
@@ -32,30 +36,31 @@ def _limit_is(cluster: Cluster, namespace: str, name: str, memory_mib: int) -> N
 def test_pods_outlive_the_device_plugin_and_new_ones_start_after_it(
     cluster: Cluster, hami: Hami, namespace: str
 ) -> None:
-    cluster.create(pod(namespace, "before", container(limits(memory_mib=2000))))
-    cluster.running(namespace, "before")
+    # A bare pod that reaches the kubelet while no plugin is there is rejected for good, as with any plugin.
+    cluster.create(deployment(namespace, "served", 1, container(limits(memory_mib=2000))))
+    (before,) = cluster.rolled_out(namespace, "served", 1)
     cluster.kubectl("delete", "pod", *hami.pods("device-plugin"), "-n", SYSTEM, "--grace-period=0", "--force")
-    cluster.create(pod(namespace, "meanwhile", container(limits(memory_mib=3000))))
-    found = cluster.running(namespace, "before", "meanwhile")
-    assert _restarts(found[0]) == [0]
-    _limit_is(cluster, namespace, "before", 2000)
-    _limit_is(cluster, namespace, "meanwhile", 3000)
+    cluster.kubectl("scale", "deployment", "served", "--replicas=3", "-n", namespace)
+    found = cluster.rolled_out(namespace, "served", 3)
+    _still_there(before, found)
+    for item in found:
+        _limit_is(cluster, namespace, item["metadata"]["name"], 2000)
 
 
 def test_a_restarted_kubelet_goes_on_with_the_same_plugin(
     cluster: Cluster, hami: Hami, namespace: str
 ) -> None:
-    cluster.create(pod(namespace, "before", container(limits(memory_mib=2000))))
-    cluster.running(namespace, "before")
+    cluster.create(deployment(namespace, "served", 1, container(limits(memory_mib=2000))))
+    (before,) = cluster.rolled_out(namespace, "served", 1)
     plugin = hami.pods("device-plugin")
     done = cluster.run("restart-kubelet", limit_s=240)
     assert done.code == 0, done.err
-    until("the node offers its cards again", lambda: hami.capacity() == 20, hami.logs)
-    cluster.create(pod(namespace, "after", container(limits(memory_mib=3000))))
-    found = cluster.running(namespace, "before", "after")
-    assert _restarts(found[0]) == [0]
+    cluster.kubectl("scale", "deployment", "served", "--replicas=3", "-n", namespace)
+    found = cluster.rolled_out(namespace, "served", 3)
+    _still_there(before, found)
     assert hami.pods("device-plugin") == plugin
-    _limit_is(cluster, namespace, "after", 3000)
+    for item in found:
+        _limit_is(cluster, namespace, item["metadata"]["name"], 2000)
 
 
 def test_a_burst_is_placed_right_although_the_leading_scheduler_dies(
@@ -95,7 +100,9 @@ def test_a_failed_card_takes_no_more_pods_until_it_is_whole(
     cluster.cards("xid", "0", "79")
     until(
         "the card is reported as failed",
-        lambda: {card["id"]: card["health"] for card in hami.registered()} == {bad: False, good: True},
+        lambda: (
+            {card["id"]: card.get("health", False) for card in hami.registered()} == {bad: False, good: True}
+        ),
         hami.logs,
     )
     only = {"nvidia.com/use-gpuuuid": bad}

@@ -9,6 +9,7 @@ from e2e_harness import (
     Hami,
     allocated,
     container,
+    deployment,
     limits,
     pod,
     until,
@@ -100,23 +101,10 @@ def test_a_pod_that_completed_holds_nothing(cluster: Cluster, hami: Hami, namesp
 
 
 def test_a_deployment_runs_all_its_replicas(cluster: Cluster, hami: Hami, namespace: str) -> None:
-    labels = {"app": "many"}
-    template = pod(namespace, "", container(limits(memory_mib=4000)))
-    cluster.create(
-        {
-            "apiVersion": "apps/v1",
-            "kind": "Deployment",
-            "metadata": {"name": "many", "namespace": namespace},
-            "spec": {
-                "replicas": 8,
-                "selector": {"matchLabels": labels},
-                "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
-            },
-        }
-    )
-    cluster.kubectl("rollout", "status", "deployment/many", "-n", namespace, "--timeout=100s")
+    cluster.create(deployment(namespace, "many", 8, container(limits(memory_mib=4000))))
+    found = cluster.rolled_out(namespace, "many", 8)
     used: dict[str, int] = {}
-    for item in cluster.items("pods", namespace):
+    for item in found:
         assert item["spec"]["nodeName"] == NODE
         for card in allocated(item)[0]:
             used[card] = used.get(card, 0) + 4000

@@ -69,10 +69,10 @@ def test_a_pod_that_no_card_could_ever_serve_waits_with_a_reason(
         )
 
 
-def test_contradictory_requests_are_denied_at_creation(cluster: Cluster, hami: Hami, namespace: str) -> None:
-    both = limits(memory_mib=1000) | {"nvidia.com/gpumem-percentage": "50"}
+def test_impossible_requests_are_denied_at_creation(cluster: Cluster, hami: Hami, namespace: str) -> None:
+    beyond = limits() | {"nvidia.com/gpumem-percentage": "101"}
     privileged = container(limits(memory_mib=1000), securityContext={"privileged": True})
-    assert "gpumem" in cluster.refused(pod(namespace, "both", container(both)))
+    assert "nvidia.com/gpumem-percentage" in cluster.refused(pod(namespace, "beyond", container(beyond)))
     assert "privileged" in cluster.refused(pod(namespace, "strong", privileged))
 
 

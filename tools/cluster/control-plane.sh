@@ -17,10 +17,13 @@ current-context: hami
 Y
   chmod 600 "$1"
 }
-wait_for() { # what, log, command...
-  local what=$1 log=$2; shift 2
-  for _ in $(seq 900); do "$@" > /dev/null 2>&1 && return; sleep 0.2; done
-  echo "$what: not within 180 s; last lines of $log:" >&2; tail -5 "$log" >&2; exit 1
+wait_for() { # what, program, command...
+  local what=$1 name=$2 waited=0; shift 2
+  until "$@" > /dev/null 2>&1; do
+    kill -0 "$(cat "$C/$name.pid")" 2>/dev/null || { echo "$name ended; last lines of its log:" >&2; tail -5 "$C/$name.log" >&2; exit 1; }
+    [ $((waited += 1)) -lt 900 ] || { echo "$what: not within 180 s; last lines of $name's log:" >&2; tail -5 "$C/$name.log" >&2; exit 1; }
+    sleep 0.2
+  done
 }
 kubelet() { start kubelet "$B/kubelet" --config="$C/kubelet.yaml" --kubeconfig="$C/kubelet.conf" --hostname-override="$NODE_NAME" --node-ip="$IP" --v=2; }
 ready() { "$B/kubectl" --kubeconfig "$H/node.conf" get node "$NODE_NAME" | grep -qw Ready; }
@@ -36,6 +39,7 @@ case ${1:-} in
 start)
   mkdir -p "$P" "$C/etcd" /var/log/pods /var/log/containers
   openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=cluster-ca -keyout "$P/ca.key" -out "$P/ca.crt" 2>/dev/null
+  openssl req -x509 -newkey rsa:2048 -nodes -days 365 -subj /CN=front-proxy-ca -keyout "$P/front-proxy-ca.key" -out "$P/front-proxy-ca.crt" 2>/dev/null
   openssl req -newkey rsa:2048 -nodes -subj /CN=kube-apiserver -keyout "$P/apiserver.key" -out "$P/apiserver.csr" 2>/dev/null
   openssl x509 -req -in "$P/apiserver.csr" -CA "$P/ca.crt" -CAkey "$P/ca.key" -CAcreateserial -days 365 -out "$P/apiserver.crt" \
     -extfile <(echo "subjectAltName=DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,IP:127.0.0.1,IP:$IP,IP:10.96.0.1") 2>/dev/null
@@ -54,8 +58,9 @@ start)
     --tls-cert-file="$P/apiserver.crt" --tls-private-key-file="$P/apiserver.key" --client-ca-file="$P/ca.crt" --service-cluster-ip-range=10.96.0.0/16 \
     --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$P/sa.pub" --service-account-signing-key-file="$P/sa.key" \
     --token-auth-file="$P/tokens.csv" --authorization-mode=Node,RBAC --allow-privileged=true --enable-aggregator-routing=true \
+    --requestheader-client-ca-file="$P/front-proxy-ca.crt" --requestheader-username-headers=X-Remote-User --requestheader-group-headers=X-Remote-Group \
     --kubelet-preferred-address-types=InternalIP ${APISERVER_ARGS:-}
-  wait_for "API server ready" "$C/apiserver.log" curl -skf -H "Authorization: Bearer $admin" https://127.0.0.1/readyz
+  wait_for "API server ready" apiserver curl -skf -H "Authorization: Bearer $admin" https://127.0.0.1/readyz
   start kcm "$B/kube-controller-manager" --kubeconfig="$C/kcm.conf" --leader-elect=false --use-service-account-credentials=true \
     --service-account-private-key-file="$P/sa.key" --root-ca-file="$P/ca.crt" \
     --authentication-kubeconfig="$C/kcm.conf" --authorization-kubeconfig="$C/kcm.conf" ${KCM_ARGS:-}
@@ -64,11 +69,20 @@ start)
   # its ports lie beside the defaults: HAMi's own kube-scheduler may use the node's network
   start scheduler "$B/kube-scheduler" --config="$C/scheduler.yaml" --secure-port=10269 \
     --authentication-kubeconfig="$C/scheduler.conf" --authorization-kubeconfig="$C/scheduler.conf"
+  if [ -e /sys/fs/cgroup/cgroup.controllers ]; then
+    mkdir -p "/sys/fs/cgroup/$CGROUP"
+    for c in cpu cpuset io memory pids hugetlb; do echo "+$c" > /sys/fs/cgroup/cgroup.subtree_control 2>/dev/null || true; done
+  else
+    for h in /sys/fs/cgroup/*/; do mkdir -p "$h$CGROUP"; done
+    # a new cpuset has no processors; its parents' are given to it
+    for f in cpus mems; do cat "/sys/fs/cgroup/cpuset/cpuset.$f" > "/sys/fs/cgroup/cpuset/$CGROUP/cpuset.$f" 2>/dev/null || true; done
+  fi
   cat > "$C/kubelet.yaml" <<Y
 apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 containerRuntimeEndpoint: unix://$H/containerd.sock
 cgroupDriver: cgroupfs
+cgroupRoot: /$CGROUP
 failCgroupV1: false
 enforceNodeAllocatable: []
 failSwapOn: false
@@ -85,11 +99,11 @@ syncFrequency: 5s
 nodeStatusUpdateFrequency: 1s
 Y
   kubelet
-  wait_for "node ready" "$C/kubelet.log" ready
-  wait_for "default service account" "$C/kcm.log" "$B/kubectl" --kubeconfig "$H/node.conf" -n default get serviceaccount default ;;
+  wait_for "node ready" kubelet ready
+  wait_for "default service account" kcm "$B/kubectl" --kubeconfig "$H/node.conf" -n default get serviceaccount default ;;
 stop)
   for n in kubelet scheduler kcm apiserver etcd; do stop_program $n; done ;;
 restart-kubelet)
-  stop_program kubelet; kubelet; wait_for "node ready" "$C/kubelet.log" ready ;;
+  stop_program kubelet; kubelet; wait_for "node ready" kubelet ready ;;
 *) echo "usage: control-plane.sh start | stop | restart-kubelet" >&2; exit 2 ;;
 esac

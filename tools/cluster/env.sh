@@ -6,6 +6,7 @@
 : "${NODE_NAME:=node1}" "${NODE_IP:=10.77.0.1}"           # the address exists only in the node's own network
 export K8S_VERSION ETCD_VERSION CONTAINERD_VERSION HELM_VERSION HAMI_CACHE KUBE_BIN KUBE_HOME NODE_NAME NODE_IP
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+CGROUP=$(basename "$KUBE_HOME")                           # cgroup below which the pods live
 DRIVER=$KUBE_HOME/driver                                  # the simulated driver's libraries
 CARDS=$KUBE_HOME/cards                                    # and its state, the same path in node and containers
-export HERE DRIVER CARDS PATH=$KUBE_BIN:$PATH
+export HERE CGROUP DRIVER CARDS PATH=$KUBE_BIN:$PATH

@@ -49,7 +49,7 @@ stop)
   rm -f "$KUBE_HOME/node.pid"
   # cgroups that the pods left: no process lives in them any more
   for h in /sys/fs/cgroup /sys/fs/cgroup/*/; do
-    h=${h%/}; find "$h" -mindepth 1 -depth -type d \( -path "$h/kubepods*" -o -path "$h/k8s.io*" \) -exec rmdir {} + 2>/dev/null || true
+    h=${h%/}; find "$h" -mindepth 1 -depth -type d \( -path "$h/$CGROUP" -o -path "$h/$CGROUP/*" \) -exec rmdir {} + 2>/dev/null || true
   done ;;
 *) echo "usage: node.sh start | running | exec CMD... | stop" >&2; exit 2 ;;
 esac
