@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import ssl
 import time
@@ -145,3 +146,23 @@ async def test_the_scheduler_serves_https_with_its_own_certificate(start: Any) -
         context = ssl.create_default_context(cadata=authority)
         async with aiohttp.ClientSession() as session, session.get(url, ssl=context) as response:
             assert response.status == 200
+
+
+async def test_a_new_leader_writes_the_bundle_at_once(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hami.scheduler.edge.self_tls._CHECK_EVERY_S", 3600.0)
+    secret = ("kube-system", "hami-scheduler-tls")
+    lease = {
+        "metadata": {"name": "hami-scheduler", "namespace": "kube-system"},
+        "spec": {"holderIdentity": "host_1", "leaseDurationSeconds": 600, "leaseTransitions": 1},
+    }
+    async with start(
+        lease=("kube-system", "hami-scheduler"),
+        tls_secret=secret,
+        tls_hosts=HOSTS,
+        webhook_configuration="hami-webhook",
+    ) as world:
+        await configure(world.scheduler.client)
+        leases = "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases"
+        await world.request("POST", leases, lease)
+        while not await bundle(world.scheduler.client):  # noqa: ASYNC110 -- a time-out ends a wait in vain
+            await asyncio.sleep(0.05)

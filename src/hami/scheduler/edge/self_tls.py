@@ -29,6 +29,7 @@ from hami.scheduler.edge.leader import Leadership
 
 _CHECK_EVERY_S = 20.0
 _RETRY_S = 2.0
+_LOOK_S = 0.5
 _AUTHORITY_DAYS, _SERVING_DAYS = 3650, 365
 _RENEW_AT = 2 / 3
 
@@ -159,7 +160,15 @@ class SelfManagedTls:
                 await self.check()
             except KubeError as error:
                 log.warning("self_tls.failed", extra={"reason": str(error)})
-            await asyncio.sleep(_CHECK_EVERY_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next pass: at once when this replica begins to lead, as the bundle may wait for it."""
+        led = self._leadership.is_leader()
+        until = time.monotonic() + _CHECK_EVERY_S
+        # a Lease also expires, which sets no event
+        while time.monotonic() < until and (led or not self._leadership.is_leader()):  # noqa: ASYNC110
+            await asyncio.sleep(_LOOK_S)
 
     async def check(self) -> None:
         """One pass; raises ``KubeError``."""
