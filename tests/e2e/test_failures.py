@@ -68,9 +68,8 @@ def test_a_burst_is_placed_right_although_the_leading_scheduler_dies(
 ) -> None:
     names = [f"burst-{number}" for number in range(16)]
     leader = hami.leader()
-    cluster.create(*(pod(namespace, name, container(limits(memory_mib=5000))) for name in names[:8]))
+    cluster.create(*(pod(namespace, name, container(limits(memory_mib=5000))) for name in names))
     cluster.kubectl("delete", "pod", leader, "-n", SYSTEM, "--grace-period=0", "--force")
-    cluster.create(*(pod(namespace, name, container(limits(memory_mib=5000))) for name in names[8:]))
     found = cluster.running(namespace, *names)
     used: dict[str, int] = {}
     for item in found:

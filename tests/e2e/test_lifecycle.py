@@ -23,6 +23,8 @@ KINDS = (
     "validatingadmissionpolicybindings"
 )
 
+NAMESPACED = "all,configmaps,secrets,serviceaccounts,roles,rolebindings,leases,poddisruptionbudgets"
+
 
 def _worker(cluster: Cluster, namespace: str) -> Object:
     work = ["gpuprog", "worker", "--mib", "500", "--kernel-us", "500", "--heartbeat", "1"]
