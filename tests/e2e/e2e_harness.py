@@ -206,24 +206,11 @@ class Hami:
     def uninstall(self) -> None:
         """Remove the release and what the documents say helm leaves behind (docs/operate.md)."""
         self.helm("uninstall", "hami", "--wait", "--timeout=120s")
-        self.cluster.kubectl(
-            *(
-                "delete",
-                "secret/hami-scheduler-tls",
-                "lease/hami-scheduler",
-                "-n",
-                SYSTEM,
-                "--ignore-not-found",
-            )
-        )
-        notes = (
-            "node-nvidia-register",
-            "node-handshake",
-            "node-nvidia-score",
-            "mutex.lock",
-            "allocation-mode",
-        )
-        self.cluster.kubectl("annotate", "node", NODE, *(f"hami.io/{note}-" for note in notes))
+        until("all pods of HAMi have ended", lambda: not self.cluster.items("pods", SYSTEM))
+        objects = ("secret/hami-scheduler-tls", "lease/hami-scheduler")
+        self.cluster.kubectl("delete", *objects, "-n", SYSTEM, "--ignore-not-found")
+        notes = "node-nvidia-register node-handshake node-nvidia-score mutex.lock allocation-mode"
+        self.cluster.kubectl("annotate", "node", NODE, *(f"hami.io/{note}-" for note in notes.split()))
 
     def ready(self) -> None:
         """Wait until scheduler, webhook and device plugin serve and the cards are registered."""
