@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-# They describe their own start and end in prose; the components log that as events.
-_QUIET = ("uvicorn",)
+# uvicorn describes its start and end in prose, which the components log as events; grpc logs each call's loop.
+_QUIET = ("uvicorn", "grpc")
 _MAX_TEXT_CHARS = 8192
 
 

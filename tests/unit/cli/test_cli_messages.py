@@ -120,9 +120,11 @@ def test_a_library_s_chatter_is_no_event(
     root = logging.getLogger()
     monkeypatch.setattr(root, "handlers", [])
     monkeypatch.setattr(root, "level", root.level)
-    monkeypatch.setattr(logging.getLogger("uvicorn"), "level", logging.NOTSET)
-    setup_logging()
+    for name in ("uvicorn", "grpc"):
+        monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
+    setup_logging(logging.DEBUG)
     try:
+        logging.getLogger("grpc._cython.cygrpc").debug("Loaded running loop")
         logging.getLogger("uvicorn.error").info("Started server process [%d]", 1)
         logging.getLogger("uvicorn.error").warning("Exceeded [%d]", 1, extra={"color_message": "\x1b[36m%d"})
     finally:
