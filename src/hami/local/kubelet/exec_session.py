@@ -85,6 +85,9 @@ class ExecProcess:
         self._error_file = error_file
         self._master = master
         self._killer = signal.SIGHUP if container.isolation is Isolation.NONE else signal.SIGKILL
+        self._abandoned = False
+        self._ended = asyncio.create_task(process.wait())
+        self._ended.add_done_callback(lambda _: self._release_pipes())
         self._follower = asyncio.create_task(self._end_with(container))
 
     async def stdout(self) -> AsyncIterator[bytes]:
@@ -128,15 +131,30 @@ class ExecProcess:
         return code if code >= 0 else 128 - code
 
     def kill(self) -> None:
-        """End the program, and its terminal."""
+        """End the program and its terminal; what it still had to say is dropped."""
+        self._abandoned = True
+        self._signal()
+        self._close_terminal()
+        if self._ended.done():
+            self._release_pipes()
+
+    def _signal(self) -> None:
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, self._killer)
-        self._close_terminal()
+
+    def _release_pipes(self) -> None:
+        """Let go of the pipes: children of the program may hold them open for ever.
+
+        asyncio closes them by itself only at their end and has no public way to do it earlier.
+        """
+        if self._abandoned:
+            self._process._transport.close()  # type: ignore[attr-defined]
 
     async def _end_with(self, container: Container) -> None:
         await container.process.wait()
-        self.kill()
+        self._signal()
+        self._close_terminal()
 
     async def _terminal(self) -> AsyncIterator[bytes]:
         """What the program writes on its terminal, until its last process has closed it."""
