@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName", "color_message"}
-# uvicorn describes its start and end in prose, which the components log as events; grpc logs each call's loop.
+# uvicorn tells its start and end in prose, which the components log as events; grpc logs each call.
 _QUIET = ("uvicorn", "grpc")
 _MAX_TEXT_CHARS = 8192
 
