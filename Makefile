@@ -59,7 +59,7 @@ faults: native ## Kill components at random moments: make faults RUNS=100 SEED=1
 
 # Not counted: what needs sanitizers, and two tests that look into a library without counters.
 coverage: native $(COVERAGE)/.built ## Branch coverage of the Python code and line coverage of native/vgpu
-	$(BIN)/python -m pytest -q -n $(JOBS) tests/unit tests/conformance tests/fuzz --cov=hami --cov-branch --cov-report=term
+	$(BIN)/python -m pytest -q -n $(JOBS) tests/unit tests/conformance tests/fuzz tests/integration --cov=hami --cov-branch --cov-report=term
 	@find $(COVERAGE) -name "*.gcda" -delete
 	HAMI_NATIVE_BUILD=$(CURDIR)/$(COVERAGE) $(BIN)/python -m pytest -q tests/native \
 		-k "vgpu and not sanitized and not asan and not tsan and not survived" \
