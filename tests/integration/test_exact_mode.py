@@ -323,7 +323,9 @@ async def test_x13_pods_of_mode_lock_run_on_and_restart_after_the_switch(node: N
     script = f"{SHOW}; while [ ! -e {stop} ]; do sleep 0.05; done; rm {stop}; exit 1"
     await node.bound("p", f"{node.cards[0]},NVIDIA,1000,10:;", script, policy="Always")
     await node.until(lambda: node.phase("p") == "Running")
-    first = await node.log("p")
+    async with asyncio.timeout(LIMIT_S):
+        while not (first := await node.log("p")).endswith("\n"):  # noqa: ASYNC110 - the log is a file
+            await asyncio.sleep(0.05)
     await node.use("exact")
     assert (node.phase("p"), node.restarts("p")) == ("Running", 0)
     stop.touch()
