@@ -12,7 +12,7 @@ from typing import Any
 import click
 from click.decorators import FC
 
-from hami.cli.common import SWITCH, fail
+from hami.cli.common import SWITCH, fail, node_process_options
 
 _STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
 
@@ -160,21 +160,7 @@ def _switch(
     default=None,
     help="libvgpu.so that must be installed on the host (default: the packaged one, if there is one).",
 )
-@click.option(
-    "--kube-qps",
-    type=click.FloatRange(min=0),
-    default=50.0,
-    show_default=True,
-    help="Requests per second to Kubernetes.",
-)
-@click.option(
-    "--kube-burst",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="Requests to Kubernetes at once.",
-)
-@click.option("-v", "--v", "verbosity", metavar="N", default="0", help="Log level; 4 and more: debug.")
+@node_process_options
 @click.pass_context
 def command(context: click.Context, /, **flags: Any) -> None:
     """Offer the GPUs of this node to kubelet.

@@ -11,7 +11,7 @@ from typing import Any
 import click
 from click.decorators import FC
 
-from hami.cli.common import SWITCH, fail
+from hami.cli.common import SWITCH, fail, node_process_options
 from hami.protocol.keys import ENV_HOOK_PATH, ENV_NODE_NAME
 
 _KLOG = (
@@ -65,21 +65,7 @@ def _klog(command: FC) -> FC:
 @_switch("--emit-allocated", True, "Emit limits of containers that have not used CUDA yet.")
 @_switch("--activity-from-last-kernel", True, "Also judge activity by the time of the last kernel.")
 @click.option("--host-root", default="", help="Keep all host paths below this directory (tests, demo).")
-@click.option(
-    "--kube-qps",
-    type=click.FloatRange(min=0),
-    default=50.0,
-    show_default=True,
-    help="Requests per second to Kubernetes.",
-)
-@click.option(
-    "--kube-burst",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    help="Requests to Kubernetes at once.",
-)
-@click.option("-v", "--v", "verbosity", metavar="N", default="0", help="Log level; 4 and more: debug.")
+@node_process_options
 @_klog
 @click.pass_context
 def command(context: click.Context, /, **flags: Any) -> None:

@@ -102,10 +102,7 @@ class Store:
         """Replace an object; a ``metadata.resourceVersion`` that is not the stored one raises 409."""
         namespace, name = self._key(obj)
         shelf = self._shelf(resource)
-        previous = shelf.objects.get((namespace, name))
-        if previous is None:
-            raise not_found(resource.group, resource.plural, name)
-        self.check_version(resource, previous, obj)
+        previous = self._current(shelf, resource, obj)
         stored, view = self._stored(resource, obj)
         self._record(shelf, "MODIFIED", stored, previous)
         shelf.objects[(namespace, name)] = stored
@@ -116,15 +113,21 @@ class Store:
         """Remove the object that ``obj`` names; ``obj`` is its last state. Raises 404 and 409 as update."""
         namespace, name = self._key(obj)
         shelf = self._shelf(resource)
-        previous = shelf.objects.get((namespace, name))
-        if previous is None:
-            raise not_found(resource.group, resource.plural, name)
-        self.check_version(resource, previous, obj)
+        previous = self._current(shelf, resource, obj)
         stored, view = self._stored(resource, obj)
         self._record(shelf, "DELETED", stored, previous)
         del shelf.objects[(namespace, name)]
         self._tell(resource, shelf.log[-1])
         return stored if view is None else view.shown(stored)
+
+    def _current(self, shelf: _Shelf, resource: Resource, wanted: Object) -> Object:
+        """The stored object that ``wanted`` names. Raises 404, and 409 as `check_version`."""
+        namespace, name = self._key(wanted)
+        stored = shelf.objects.get((namespace, name))
+        if stored is None:
+            raise not_found(resource.group, resource.plural, name)
+        self.check_version(resource, stored, wanted)
+        return stored
 
     @staticmethod
     def check_version(resource: Resource, stored: Object, wanted: Object) -> None:
