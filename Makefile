@@ -5,8 +5,11 @@ SHELL := /bin/sh
 PYTHON ?= python3
 BIN := .venv/bin
 NATIVE := build/native
+STRESS_SECONDS := 60
+STRESS_PROCESSES := 64
 ASAN := build/native-asan
 TSAN := build/native-tsan
+RELEASE := build/release
 COVERAGE := build/native-coverage
 CASES ?= tests/conformance/cases
 JOBS ?= 2
@@ -24,7 +27,7 @@ C_FILES := $(shell find native tests bench -name "*.[ch]" 2>/dev/null)
 # Test programs find their copy of the libraries through this variable.
 export HAMI_NATIVE_BUILD := $(CURDIR)/$(NATIVE)
 
-.PHONY: help setup native sanitized demo test faults coverage cluster cluster-down e2e lint format bench conformance clean chart-test
+.PHONY: help setup native sanitized release demo test stress faults coverage cluster cluster-down e2e lint format bench bench-burst conformance clean chart-test
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,11 +51,21 @@ $(NATIVE)/.built $(ASAN)/.built $(TSAN)/.built $(COVERAGE)/.built: .venv/.synced
 	@echo "building $(@D)"; $(BIN)/cmake --build $(@D) --parallel $(JOBS) -- --quiet
 	@touch $@
 
+release: $(RELEASE)/.built ## Build libvgpu.so and vgpu-region for x86-64 and aarch64 and glibc 2.17, the same bytes everywhere
+
+$(RELEASE)/.built: .venv/.synced tools/release.py uv.lock $(NATIVE_SOURCES)
+	@$(BIN)/python tools/release.py --output $(@D)
+	@touch $@
+
 demo: native ## Two pods share a simulated GPU; a program over its limit is refused (no root, no GPU, no Kubernetes)
 	@$(BIN)/hami demo $(DEMO_ARGS)
 
-test: native sanitized ## All tests that need no cluster of their own
+test: native sanitized release ## All tests that need no cluster of their own
 	$(BIN)/python -m pytest -n $(JOBS) $(PYTEST_ARGS)
+
+stress: native ## Memory accounts under load: 64 processes, 4 threads each, 60 s (STRESS_SECONDS, STRESS_PROCESSES)
+	HAMI_STRESS_SECONDS=$(STRESS_SECONDS) HAMI_STRESS_PROCESSES=$(STRESS_PROCESSES) \
+		$(BIN)/python -m pytest -q tests/native/test_vgpu_stress.py
 
 faults: native ## Kill components at random moments: make faults RUNS=100 SEED=1 (FAULTS_ARGS=--storm: API faults)
 	@$(BIN)/python tests/integration/faults/campaign.py --runs $(RUNS) --seed $(SEED) $(FAULTS_ARGS)
@@ -95,8 +108,11 @@ format: .venv/.synced ## Rewrite sources in the project's style
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $(C_FILES)
 
-bench: native ## Print every figure of bench/ as JSON (BENCH_ARGS=--quick for a short run)
-	@for script in bench/*.py; do echo "== $$script"; $(BIN)/python $$script --json $(BENCH_ARGS) || exit 1; done
+bench: native ## Print every figure of bench/ that needs no cluster, as JSON (BENCH_ARGS=--quick for a short run)
+	@for script in $(filter-out bench/burst.py,$(wildcard bench/*.py)); do echo "== $$script"; $(BIN)/python $$script --json $(BENCH_ARGS) || exit 1; done
+
+bench-burst: native ## Pods at once on the cluster of `make cluster` (root; up to 10 minutes; BURST_ARGS="--part real --runs 1")
+	@$(BIN)/python bench/burst.py --json $(BURST_ARGS)
 
 conformance: .venv/.synced ## Run recorded HAMi cases: make conformance CASES=DIR
 	@$(BIN)/python tests/conformance/run.py $(CASES)

@@ -112,23 +112,19 @@ static CUresult destroy(CUarray array) {
     return CUDA_SUCCESS;
 }
 
-FG_FUNCTION(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *shape), {
-    if (!shape)
-        return CUDA_ERROR_INVALID_VALUE;
-    const CUDA_ARRAY3D_DESCRIPTOR full = {.width = shape->width,
-                                          .height = shape->height,
-                                          .format = shape->format,
-                                          .num_channels = shape->num_channels};
+static CUresult create_flat(CUarray *array, size_t width, size_t height, int format, unsigned channels) {
+    const CUDA_ARRAY3D_DESCRIPTOR full = {
+        .width = width, .height = height, .format = format, .num_channels = channels};
     return create(array, &full, 1);
+}
+
+FG_FUNCTION(cuArrayCreate_v2, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR *shape), {
+    return shape ? create_flat(array, shape->width, shape->height, shape->format, shape->num_channels)
+                 : CUDA_ERROR_INVALID_VALUE;
 })
 FG_FUNCTION(cuArrayCreate, (CUarray * array, const CUDA_ARRAY_DESCRIPTOR_v1 *shape), {
-    if (!shape)
-        return CUDA_ERROR_INVALID_VALUE;
-    const CUDA_ARRAY3D_DESCRIPTOR full = {.width = shape->width,
-                                          .height = shape->height,
-                                          .format = shape->format,
-                                          .num_channels = shape->num_channels};
-    return create(array, &full, 1);
+    return shape ? create_flat(array, shape->width, shape->height, shape->format, shape->num_channels)
+                 : CUDA_ERROR_INVALID_VALUE;
 })
 FG_FUNCTION(cuArray3DCreate, (CUarray * array, const CUDA_ARRAY3D_DESCRIPTOR_v1 *shape), {
     if (!shape)

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CONTEXT_MAGIC = 0x43545831, STACK = 256 };
+enum { CONTEXT_MAGIC = 0x43545831, GREEN_MAGIC = 0x47524531, STACK = 256 };
 
 struct fg_driver fg_driver;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -130,7 +130,7 @@ static void deactivate(struct fg_context *context) {
     __atomic_fetch_sub(&fg_own(context->card)->contexts, 1, __ATOMIC_RELAXED);
 }
 
-FG_FUNCTION(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), {
+static CUresult primary_retain(CUcontext *context, CUdevice device) {
     CUresult result = fg_need_device(device);
     if (result != CUDA_SUCCESS)
         return result;
@@ -147,7 +147,10 @@ FG_FUNCTION(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device), {
     }
     pthread_mutex_unlock(&lock);
     return result;
-})
+}
+
+FG_FUNCTION(cuDevicePrimaryCtxRetain, (CUcontext * context, CUdevice device),
+            { return primary_retain(context, device); })
 
 static CUresult primary_release(CUdevice device) {
     CUresult result = fg_need_device(device);
@@ -196,6 +199,42 @@ FG_FUNCTION(cuDevicePrimaryCtxGetState, (CUdevice device, unsigned *flags, int *
         return CUDA_ERROR_INVALID_VALUE;
     *flags = primary[device].flags;
     *active = primary[device].alive;
+    return CUDA_SUCCESS;
+})
+
+/* A green context retains the primary context of its device and is that, with all its multiprocessors: what
+ * it divides is not modelled. */
+struct green {
+    uint32_t magic;
+    CUdevice device;
+};
+
+FG_FUNCTION(cuGreenCtxCreate,
+            (struct green * *handle, const void *resources, CUdevice device, unsigned flags), {
+                CUcontext context;
+                if (!handle || flags > 1)
+                    return CUDA_ERROR_INVALID_VALUE;
+                (void)resources;
+                CUresult result = primary_retain(&context, device);
+                struct green *green = result == CUDA_SUCCESS ? calloc(1, sizeof *green) : NULL;
+                if (green) {
+                    *green = (struct green){GREEN_MAGIC, device};
+                    *handle = green;
+                }
+                return result;
+            })
+
+FG_FUNCTION(cuGreenCtxDestroy, (struct green * green), {
+    if (!green || green->magic != GREEN_MAGIC)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    green->magic = 0; /* never freed: a stale handle must stay recognisable */
+    return primary_release(green->device);
+})
+
+FG_FUNCTION(cuCtxFromGreenCtx, (CUcontext * context, struct green *green), {
+    if (!context || !green || green->magic != GREEN_MAGIC)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    *context = &primary[green->device];
     return CUDA_SUCCESS;
 })
 
@@ -253,6 +292,36 @@ static CUresult destroy(CUcontext context) {
         depth--;
     return CUDA_SUCCESS;
 }
+
+FG_FUNCTION(cuCtxAttach, (CUcontext * context, unsigned flags), {
+    struct fg_context *current;
+    CUresult result = fg_need_context(&current);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!context || flags != 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (current->primary)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    current->attached++;
+    pthread_mutex_unlock(&lock);
+    *context = current;
+    return CUDA_SUCCESS;
+})
+
+FG_FUNCTION(cuCtxDetach, (CUcontext context), {
+    struct fg_context *current;
+    CUresult result = fg_need_context(&current);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (context != current || context->primary)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    pthread_mutex_lock(&lock);
+    int last = context->attached == 0;
+    context->attached -= !last;
+    pthread_mutex_unlock(&lock);
+    return last ? destroy(context) : CUDA_SUCCESS;
+})
 
 static CUresult push_checked(CUcontext context) {
     if (!fg_driver.initialized)

@@ -10,12 +10,8 @@ static CUresult start_copy(CUstream handle, int per_thread, int wait, int node, 
     struct fg_context *context;
     struct fg_stream *stream;
     struct fg_graph *graph;
-    CUresult result = fg_need_context(&context);
+    CUresult result = fg_stream_enter(handle, per_thread, &context, &stream, &graph);
     *captured = 0;
-    if (result == CUDA_SUCCESS)
-        result = fg_stream_resolve(context, handle, per_thread, &stream);
-    if (result == CUDA_SUCCESS)
-        result = fg_stream_capture(stream, &graph);
     if (result != CUDA_SUCCESS)
         return result;
     if (graph) {

@@ -150,22 +150,3 @@ FG_FUNCTION(cuCtxDisablePeerAccess, (CUcontext peer), {
         return result;
     return peer && fg_context_known(peer) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
 })
-
-/* Attach and detach count users of a created context; here they only look. */
-FG_FUNCTION(cuCtxAttach, (CUcontext * context, unsigned flags), {
-    struct fg_context *current;
-    CUresult result = fg_need_context(&current);
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!context || flags != 0)
-        return CUDA_ERROR_INVALID_VALUE;
-    *context = current;
-    return CUDA_SUCCESS;
-})
-FG_FUNCTION(cuCtxDetach, (CUcontext context), {
-    struct fg_context *current;
-    CUresult result = fg_need_context(&current);
-    if (result != CUDA_SUCCESS)
-        return result;
-    return context == current ? CUDA_SUCCESS : CUDA_ERROR_INVALID_CONTEXT;
-})

@@ -113,6 +113,13 @@ typedef struct CUmemPoolProps_st {
     unsigned char reserved[54];
 } CUmemPoolProps;
 
+typedef struct CUDA_MEM_ALLOC_NODE_PARAMS_st {
+    CUmemPoolProps pool;
+    const void *access;
+    size_t access_count, bytes;
+    CUdeviceptr pointer;
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
 enum {
     CU_MEMPOOL_ATTR_RELEASE_THRESHOLD = 4,
     CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5,

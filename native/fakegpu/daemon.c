@@ -2,8 +2,9 @@
  * fakegpud: the host side of a state path.
  *   serve                 tell clients their host PID (SO_PEERCRED), give back at once what dead ones held
  *   stat                  one JSON object: cards, processes, containers with their engine time
- *   xid CARD CODE         raise an XID event
- *   set CARD KEY VALUE    temperature_c, lost (0/1), extra_util (percent)
+ *   xid CARD CODE [GI CI] raise an XID event, of a MIG instance
+ *   set CARD KEY VALUE    temperature_c, lost (0/1), extra_util (percent), mig_needs_reset (0/1), mig_pending
+ * (0/1)
  */
 #include "engine.h"
 #include "identity.h"
@@ -32,9 +33,9 @@ static void handle_stop(int signal_number) {
 }
 
 static int usage(void) {
-    fprintf(stderr,
-            "usage: fakegpud serve | stat | xid CARD CODE | set CARD temperature_c|lost|extra_util VALUE\n"
-            "The state path is FAKEGPU_STATE (default /dev/fakegpu, else /tmp/fakegpu-<uid>).\n");
+    fprintf(stderr, "usage: fakegpud serve | stat | xid CARD CODE [GI CI] | set CARD KEY VALUE\n"
+                    "KEY: temperature_c, lost, extra_util, mig_needs_reset, mig_pending\n"
+                    "The state path is FAKEGPU_STATE (default /dev/fakegpu, else /tmp/fakegpu-<uid>).\n");
     return 2;
 }
 
@@ -135,16 +136,17 @@ static void print_card(uint32_t index) {
 }
 
 static void print_account(const struct fg_account *account, uint32_t card, int first) {
+    const struct fg_channel *channel =
+        account->channel ? &fg.shared->channels[account->channel - 1] : &(const struct fg_channel){0};
     printf("%s{\"card\": %u, \"contexts\": %u, \"physical_bytes\": %llu, \"unit_bytes\": %llu, "
            "\"data_bytes\": %llu, \"pool_bytes\": %llu, "
-           "\"context_bytes\": %llu, \"module_bytes\": %llu, \"engine_ns\": %llu, \"queued\": %llu}",
+           "\"context_bytes\": %llu, \"module_bytes\": %llu, \"engine_ns\": %llu, \"queued\": %llu, "
+           "\"most_queued\": %llu}",
            first ? "" : ", ", card, account->contexts, (unsigned long long)sum(account->physical),
            (unsigned long long)sum(account->units), (unsigned long long)account->units[FG_DATA],
            (unsigned long long)account->units[FG_POOL], (unsigned long long)account->units[FG_CONTEXT],
            (unsigned long long)account->units[FG_MODULE], (unsigned long long)account->engine_ns,
-           account->channel ? (unsigned long long)(fg.shared->channels[account->channel - 1].tail -
-                                                   fg.shared->channels[account->channel - 1].head)
-                            : 0ull);
+           (unsigned long long)(channel->tail - channel->head), (unsigned long long)channel->most_queued);
 }
 
 static void print_process(const struct fg_slot *slot, int first) {
@@ -208,9 +210,16 @@ static struct fg_device *card_argument(const char *text) {
     return NULL;
 }
 
-static int raise_xid(struct fg_device *card, const char *code) {
+static uint32_t instance(const char *text) {
+    return text ? (uint32_t)strtoul(text, NULL, 10) : ~0u;
+}
+
+static int raise_xid(struct fg_device *card, const char *code, const char *gpu, const char *compute) {
     fg_lock_device(card);
-    card->xids[card->xid_count % FG_XIDS] = (struct fg_xid){.type = 8, .data = strtoull(code, NULL, 10)};
+    card->xids[card->xid_count % FG_XIDS] = (struct fg_xid){.type = 8,
+                                                            .data = strtoull(code, NULL, 10),
+                                                            .gpu_instance = instance(gpu),
+                                                            .compute_instance = instance(compute)};
     __atomic_fetch_add(&card->xid_count, 1, __ATOMIC_RELEASE);
     fg_unlock_device(card);
     return 0;
@@ -224,6 +233,10 @@ static int set(struct fg_device *card, const char *key, const char *value) {
         card->lost = number != 0;
     else if (strcmp(key, "extra_util") == 0)
         card->extra_util = number > 100 ? 100 : number;
+    else if (strcmp(key, "mig_needs_reset") == 0)
+        card->mig_needs_reset = number != 0;
+    else if (strcmp(key, "mig_pending") == 0)
+        card->mig_pending = number != 0;
     else
         return usage();
     return 0;
@@ -240,11 +253,12 @@ int main(int argc, char **argv) {
         return serve();
     if (strcmp(command, "stat") == 0 && argc == 2)
         return print_state();
-    int xid = strcmp(command, "xid") == 0 && argc == 4;
+    int xid = strcmp(command, "xid") == 0 && (argc == 4 || argc == 6);
     if (!xid && !(strcmp(command, "set") == 0 && argc == 5))
         return usage();
     struct fg_device *card = card_argument(argv[2]);
     if (!card)
         return 2;
-    return xid ? raise_xid(card, argv[3]) : set(card, argv[3], argv[4]);
+    return xid ? raise_xid(card, argv[3], argc == 6 ? argv[4] : NULL, argc == 6 ? argv[5] : NULL)
+               : set(card, argv[3], argv[4]);
 }

@@ -31,7 +31,7 @@
 struct fg_context {
     uint32_t magic;
     int ordinal;
-    uint32_t card, retained, flags, api_version;
+    uint32_t card, retained, attached, flags, api_version;
     int primary, alive;
     uint64_t id;
     struct fg_context *next;
@@ -127,6 +127,10 @@ CUresult fg_stream_resolve(struct fg_context *context, CUstream handle, int per_
 /* The graph that a capture of this stream fills: CUDA_SUCCESS with *graph (NULL: not capturing), or the
  * capture's error. */
 CUresult fg_stream_capture(struct fg_stream *stream, struct fg_graph **graph);
+/* What a call with work for a stream begins with: the context of the call, the stream, its capture's graph.
+ */
+CUresult fg_stream_enter(CUstream handle, int per_thread, struct fg_context **context,
+                         struct fg_stream **stream, struct fg_graph **graph);
 void fg_stream_submitted(struct fg_stream *stream, uint64_t mark);
 /* A call that capture forbids (global mode, this thread): invalidates and says 900, else CUDA_SUCCESS. */
 CUresult fg_forbidden_in_capture(void);

@@ -171,7 +171,9 @@ void fg_engine_drop(struct fg_device *device, uint32_t number) {
 void fg_engine_repair(struct fg_device *device) {
     uint32_t d = (uint32_t)(device - fg.shared->devices);
     device->channel_count = 0;
-    for (uint32_t i = 0; i < FG_MAX_CHANNELS; i++)
+    /* Each of the others is a page that nobody has touched yet, and everybody waits meanwhile. */
+    uint32_t high = __atomic_load_n(&fg.shared->channel_high, __ATOMIC_ACQUIRE);
+    for (uint32_t i = 0; i < high && i < FG_MAX_CHANNELS; i++)
         if (fg.shared->channels[i].in_use && fg.shared->channels[i].device == d)
             device->channels[device->channel_count++] = (uint16_t)i;
 }
@@ -186,11 +188,16 @@ static struct fg_channel *own_channel(uint32_t d) {
         uint32_t nobody = 0;
         if (!__atomic_compare_exchange_n(&channel->in_use, &nobody, 1, 0, __ATOMIC_ACQUIRE, __ATOMIC_RELAXED))
             continue;
+        uint32_t high = __atomic_load_n(&fg.shared->channel_high, __ATOMIC_RELAXED);
+        while (high <= i && !__atomic_compare_exchange_n(&fg.shared->channel_high, &high, i + 1, 0,
+                                                         __ATOMIC_RELEASE, __ATOMIC_RELAXED))
+            continue;
         struct fg_device *device = &fg.shared->devices[d];
         channel->device = d;
         channel->slot = fg.slot;
         channel->container = fg.shared->slots[fg.slot].container;
         channel->head = channel->tail = channel->head_left_ns = channel->busy_ns = channel->sampled_ns = 0;
+        channel->most_queued = 0;
         memset(channel->util, 0, sizeof channel->util);
         device->channels[device->channel_count++] = (uint16_t)i;
         own->channel = i + 1;
@@ -223,6 +230,8 @@ uint64_t fg_engine_submit(uint32_t d, uint64_t cost_ns) {
                 if (!busy(channel))
                     channel->head_left_ns = cost_ns;
                 mark = ++channel->tail;
+                if (mark - channel->head > channel->most_queued)
+                    channel->most_queued = mark - channel->head;
             }
             fg_unlock_device(device);
             void (*before_reuse)(void) = __atomic_load_n(&fg_engine_before_reuse, __ATOMIC_ACQUIRE);

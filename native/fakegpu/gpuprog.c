@@ -100,20 +100,18 @@ static const struct {
 static struct api cu;
 static volatile sig_atomic_t stopping;
 
+static const char help[] =
+    "usage: gpuprog [--via symbol|dlsym|procaddr] [--device N] COMMAND\n"
+    "  info                                    driver version and devices\n"
+    "  meminfo                                 cuMemGetInfo and cuDeviceTotalMem\n"
+    "  alloc MIB [--hold SECONDS] [--touch]    allocate, optionally write all of it, keep it for a while\n"
+    "  launch --kernel-us N --count M          launch M kernels of N microseconds, wait, report the time\n"
+    "  worker --mib MIB [--kernel-us N] [--heartbeat SECONDS]\n"
+    "                                          allocate, then launch kernels until SIGTERM, a line a "
+    "heartbeat\n";
+
 static int usage(const char *problem) {
-    fprintf(stderr,
-            "gpuprog: %s\n"
-            "usage: gpuprog [--via symbol|dlsym|procaddr] [--device N] COMMAND\n"
-            "  info                                    driver version and devices\n"
-            "  meminfo                                 cuMemGetInfo and cuDeviceTotalMem\n"
-            "  alloc MIB [--hold SECONDS] [--touch]    allocate, optionally write all of it, keep it for a "
-            "while\n"
-            "  launch --kernel-us N --count M          launch M kernels of N microseconds, wait, report the "
-            "time\n"
-            "  worker --mib MIB [--kernel-us N] [--heartbeat SECONDS]\n"
-            "                                          allocate, then launch kernels until SIGTERM, a line a "
-            "heartbeat\n",
-            problem);
+    fprintf(stderr, "gpuprog: %s\n%s", problem, help);
     return 2;
 }
 
@@ -365,6 +363,9 @@ int main(int argc, char **argv) {
             i++;
         } else if (strcmp(argv[i], "--touch") == 0) {
             touch = 1;
+        } else if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            fputs(help, stdout);
+            return 0;
         } else if (argv[i][0] == '-') {
             return usage("unknown option");
         } else if (!command) {

@@ -10,7 +10,7 @@ enum { GRAPH_MAGIC = 0x47525031, EXEC_MAGIC = 0x47455831 };
 
 struct fg_graph_node {
     int type;
-    uint64_t cost_ns;
+    uint64_t cost_ns, bytes;
     struct fg_graph *graph;
     struct fg_graph_node *next;
 };
@@ -24,7 +24,8 @@ struct fg_graph {
 struct fg_graph_exec {
     uint32_t magic;
     size_t count;
-    uint64_t cost_ns, flags;
+    uint64_t cost_ns, flags, bytes;
+    uint32_t card;
 };
 
 struct fg_graph *fg_graph_new(void) {
@@ -118,6 +119,22 @@ FG_FUNCTION(cuGraphAddEmptyNode, (CUgraphNode * node, CUgraph graph, const CUgra
                 return *node ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
             })
 
+/* The address is where a launch would put the memory; nothing reads or writes it. */
+FG_FUNCTION(cuGraphAddMemAllocNode,
+            (CUgraphNode * node, CUgraph graph, const CUgraphNode *before, size_t count,
+             CUDA_MEM_ALLOC_NODE_PARAMS *parameters),
+            {
+                (void)before, (void)count;
+                if (!node || !fg_graph_known(graph) || !parameters || !parameters->bytes)
+                    return CUDA_ERROR_INVALID_VALUE;
+                *node = append(graph, FG_NODE_MEM_ALLOC, 0);
+                if (!*node)
+                    return CUDA_ERROR_OUT_OF_MEMORY;
+                (*node)->bytes = parameters->bytes;
+                parameters->pointer = (CUdeviceptr)(uintptr_t)*node;
+                return CUDA_SUCCESS;
+            })
+
 FG_FUNCTION(cuGraphGetNodes, (CUgraph graph, CUgraphNode *nodes, size_t *count), {
     if (!fg_graph_known(graph) || !count)
         return CUDA_ERROR_INVALID_VALUE;
@@ -137,9 +154,11 @@ FG_FUNCTION(cuGraphNodeGetType, (CUgraphNode node, int *type), {
 
 static void fill(struct fg_graph_exec *exec, const struct fg_graph *graph) {
     exec->count = graph->count;
-    exec->cost_ns = 0;
-    for (const struct fg_graph_node *node = graph->first; node; node = node->next)
+    exec->cost_ns = exec->bytes = 0;
+    for (const struct fg_graph_node *node = graph->first; node; node = node->next) {
         exec->cost_ns += node->cost_ns;
+        exec->bytes += node->bytes;
+    }
 }
 
 static CUresult instantiate(CUgraphExec *exec, CUgraph graph, uint64_t flags) {
@@ -154,6 +173,7 @@ static CUresult instantiate(CUgraphExec *exec, CUgraph graph, uint64_t flags) {
         return CUDA_ERROR_OUT_OF_MEMORY;
     (*exec)->magic = EXEC_MAGIC;
     (*exec)->flags = flags;
+    (*exec)->card = context->card;
     fill(*exec, graph);
     return CUDA_SUCCESS;
 }
@@ -220,5 +240,6 @@ FG_TWIN(cuGraphUpload, cuGraphUpload_ptsz, (CUgraphExec exec, CUstream stream), 
 FG_TWIN(cuGraphLaunch, cuGraphLaunch_ptsz, (CUgraphExec exec, CUstream stream), {
     if (!exec || exec->magic != EXEC_MAGIC)
         return CUDA_ERROR_INVALID_VALUE;
-    return fg_launch_work(stream, per_thread, exec->cost_ns);
+    CUresult result = fg_graph_memory(exec->card, exec->bytes);
+    return result != CUDA_SUCCESS ? result : fg_launch_work(stream, per_thread, exec->cost_ns);
 })

@@ -16,7 +16,7 @@ uint64_t fg_pid_namespace(const char *state_path) {
     return fg_config_number(state_path, "FAKEGPU_PID_NAMESPACE", 1, UINT64_MAX, fallback);
 }
 
-static uint32_t container_index(struct fg_shared *shared, const char *name) {
+uint32_t fg_container_index(struct fg_shared *shared, const char *name) {
     for (uint32_t i = 0; i < shared->container_count; i++)
         if (strcmp(shared->containers[i].name, name) == 0)
             return i;
@@ -34,16 +34,14 @@ static void read_command(char *text, size_t size) {
     text[n > 0 ? n : 0] = 0; /* the first word: cmdline separates by NUL */
 }
 
-void fg_identify(struct fg_shared *shared, const char *state_path, struct fg_slot *slot) {
-    char name[64];
+void fg_identify(const char *state_path, struct fg_slot *slot, char *container, size_t length) {
     slot->pid = (int32_t)getpid();
     slot->host_pid =
         slot->pid + (int32_t)fg_config_number(state_path, "FAKEGPU_PID_OFFSET", 0, 1000000000, 0);
     slot->pid_namespace = fg_pid_namespace(state_path);
     read_command(slot->command, sizeof slot->command);
-    if (!fg_config_get(state_path, "FAKEGPU_CONTAINER", name, sizeof name))
-        snprintf(name, sizeof name, "pid-namespace-%llu", (unsigned long long)slot->pid_namespace);
-    slot->container = container_index(shared, name);
+    if (!fg_config_get(state_path, "FAKEGPU_CONTAINER", container, length))
+        snprintf(container, length, "pid-namespace-%llu", (unsigned long long)slot->pid_namespace);
 }
 
 /* A socket address has 108 bytes; through the directory's descriptor a path of any length fits. */

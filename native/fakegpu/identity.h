@@ -17,8 +17,10 @@ struct fg_daemon_message {
 /* FAKEGPU_PID_NAMESPACE (a number), else the inode of /proc/self/ns/pid, else the initial namespace. */
 uint64_t fg_pid_namespace(const char *state_path);
 /* Fill PID, host PID (getpid() + FAKEGPU_PID_OFFSET until the daemon
- * answers), namespace, command, container. */
-void fg_identify(struct fg_shared *shared, const char *state_path, struct fg_slot *slot);
+ * answers), namespace, command; the container's name goes to `container`. */
+void fg_identify(const char *state_path, struct fg_slot *slot, char *container, size_t length);
+/* The number of the container with this name, a new one if need be. Under slots_lock. */
+uint32_t fg_container_index(struct fg_shared *shared, const char *name);
 /* Ask the daemon of the state path, if one runs, for the host PID; keeps the
  * connection in *fd. At most 2 s. */
 void fg_ask_daemon(const char *state_path, struct fg_slot *slot, int *fd);

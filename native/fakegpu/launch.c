@@ -23,11 +23,7 @@ CUresult fg_launch_work(CUstream handle, int per_thread, uint64_t cost_ns) {
     struct fg_context *context;
     struct fg_stream *stream;
     struct fg_graph *graph;
-    CUresult result = fg_need_context(&context);
-    if (result == CUDA_SUCCESS)
-        result = fg_stream_resolve(context, handle, per_thread, &stream);
-    if (result == CUDA_SUCCESS)
-        result = fg_stream_capture(stream, &graph);
+    CUresult result = fg_stream_enter(handle, per_thread, &context, &stream, &graph);
     if (result != CUDA_SUCCESS)
         return result;
     if (graph)

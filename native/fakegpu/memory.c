@@ -96,14 +96,20 @@ FG_FUNCTION(cuMemAllocManaged, (CUdeviceptr * pointer, size_t size, unsigned fla
                                          : allocate(pointer, size, FG_BLOCK_MANAGED);
 })
 
-FG_FUNCTION(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes), {
+static CUresult get_info(uint64_t *available, uint64_t *total) {
     struct fg_context *context;
+    CUresult result = fg_need_context(&context);
+    if (result == CUDA_SUCCESS)
+        fg_memory_info(context->card, available, total);
+    return result;
+}
+
+FG_FUNCTION(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes), {
     uint64_t available;
     uint64_t total;
-    CUresult result = fg_need_context(&context);
+    CUresult result = get_info(&available, &total);
     if (result != CUDA_SUCCESS)
         return result;
-    fg_memory_info(context->card, &available, &total);
     if (free_bytes)
         *free_bytes = available;
     if (total_bytes)
@@ -112,13 +118,11 @@ FG_FUNCTION(cuMemGetInfo_v2, (size_t *free_bytes, size_t *total_bytes), {
 })
 
 FG_FUNCTION(cuMemGetInfo, (unsigned *free_bytes, unsigned *total_bytes), {
-    struct fg_context *context;
     uint64_t available;
     uint64_t total;
-    CUresult result = fg_need_context(&context);
+    CUresult result = get_info(&available, &total);
     if (result != CUDA_SUCCESS)
         return result;
-    fg_memory_info(context->card, &available, &total);
     if (free_bytes)
         *free_bytes = available > UINT32_MAX ? UINT32_MAX : (unsigned)available;
     if (total_bytes)

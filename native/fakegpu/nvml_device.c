@@ -27,8 +27,30 @@
         return result;                                                                                       \
     })
 
-FG_NVML_TEXT(nvmlDeviceGetName, card->name)
-FG_NVML_TEXT(nvmlDeviceGetUUID, card->uuid)
+/* Name and UUID are also those of MIG devices. */
+FG_NVML(nvmlDeviceGetName, (nvmlDevice_t device, char *text, unsigned size), {
+    struct fg_device *card;
+    struct fg_mig_compute *compute;
+    char name[128];
+    if (!fg_nvml_is_mig(device)) {
+        nvmlReturn_t result = fg_nvml_card(device, &card);
+        return result == NVML_SUCCESS ? fg_nvml_text(text, size, card->name) : result;
+    }
+    nvmlReturn_t result = fg_nvml_mig(device, &card, &compute);
+    if (result != NVML_SUCCESS)
+        return result;
+    fg_nvml_mig_name(card, compute, name, sizeof name);
+    return fg_nvml_text(text, size, name);
+})
+
+FG_NVML(nvmlDeviceGetUUID, (nvmlDevice_t device, char *text, unsigned size), {
+    struct fg_device *card;
+    struct fg_mig_compute *compute;
+    int is_mig = fg_nvml_is_mig(device);
+    nvmlReturn_t result = is_mig ? fg_nvml_mig(device, &card, &compute) : fg_nvml_card(device, &card);
+    return result == NVML_SUCCESS ? fg_nvml_text(text, size, is_mig ? compute->uuid : card->uuid) : result;
+})
+
 FG_NVML_TEXT(nvmlDeviceGetSerial, card->serial)
 FG_NVML_TEXT(nvmlDeviceGetVbiosVersion, "92.00.45.00.03")
 FG_NVML_TEXT(nvmlDeviceGetBoardPartNumber, "900-00000-0000-000")
@@ -65,28 +87,7 @@ FG_NVML_NUMBER(nvmlDeviceGetSupportedEventTypes, unsigned long long,
 FG_NVML_NUMBER(nvmlDeviceGetTotalEnergyConsumption, unsigned long long,
                (unsigned long long)model->power_limit_mw / 8 * (fg_now() / 1000000000ull))
 FG_NVML_NUMBER(nvmlDeviceGetMaxMigDeviceCount, unsigned, model->mig_capable ? 7 : 0)
-FG_NVML_NUMBER(nvmlDeviceIsMigDeviceHandle, unsigned, 0)
 FG_NVML_NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, 0)
-
-FG_NVML(nvmlDeviceGetMigDeviceHandleByIndex, (nvmlDevice_t device, unsigned index, nvmlDevice_t *mig), {
-    struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    (void)index, (void)mig;
-    return result == NVML_SUCCESS ? NVML_ERROR_NOT_FOUND : result;
-})
-
-FG_NVML(nvmlDeviceGetMigMode, (nvmlDevice_t device, unsigned *current, unsigned *pending), {
-    struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result != NVML_SUCCESS)
-        return result;
-    if (!current || !pending)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (!fg_model_of(card)->mig_capable)
-        return NVML_ERROR_NOT_SUPPORTED;
-    *current = *pending = card->mig_mode;
-    return NVML_SUCCESS;
-})
 
 FG_NVML(nvmlDeviceGetCudaComputeCapability, (nvmlDevice_t device, int *major, int *minor), {
     struct fg_device *card;
@@ -109,7 +110,7 @@ static void fill_pci(const struct fg_device *card, nvmlPciInfoLegacy_t *pci) {
     pci->pciSubSystemId = model->pci_subsystem_id;
 }
 
-static nvmlReturn_t pci_of(const struct fg_device *card, nvmlPciInfo_t *pci) {
+nvmlReturn_t fg_nvml_pci(const struct fg_device *card, nvmlPciInfo_t *pci) {
     if (!pci)
         return NVML_ERROR_INVALID_ARGUMENT;
     nvmlPciInfoLegacy_t legacy;
@@ -122,7 +123,7 @@ static nvmlReturn_t pci_of(const struct fg_device *card, nvmlPciInfo_t *pci) {
 FG_NVML(nvmlDeviceGetPciInfo_v3, (nvmlDevice_t device, nvmlPciInfo_t *pci), {
     struct fg_device *card;
     nvmlReturn_t result = fg_nvml_card(device, &card);
-    return result == NVML_SUCCESS ? pci_of(card, pci) : result;
+    return result == NVML_SUCCESS ? fg_nvml_pci(card, pci) : result;
 })
 
 static nvmlReturn_t legacy_pci(nvmlDevice_t device, nvmlPciInfoLegacy_t *pci) {
@@ -222,91 +223,3 @@ FG_NVML(nvmlDeviceGetPcieThroughput, (nvmlDevice_t device, unsigned counter, uns
         *value = 0;
     return result;
 })
-
-/* --- Topology --- */
-
-FG_NVML(nvmlDeviceGetTopologyCommonAncestor, (nvmlDevice_t one, nvmlDevice_t other, unsigned *level), {
-    struct fg_device *a;
-    struct fg_device *b;
-    nvmlReturn_t result = fg_nvml_card(one, &a);
-    if (result == NVML_SUCCESS)
-        result = fg_nvml_card(other, &b);
-    if (result == NVML_SUCCESS && !level)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (result == NVML_SUCCESS) /* internal, several switches, same node, whole system */
-        *level = a == b ? 0 : a->minor / 2 == b->minor / 2 ? 20 : a->numa_node == b->numa_node ? 40 : 50;
-    return result;
-})
-
-FG_NVML(nvmlDeviceGetP2PStatus, (nvmlDevice_t one, nvmlDevice_t other, unsigned index, unsigned *status), {
-    struct fg_device *a;
-    struct fg_device *b;
-    nvmlReturn_t result = fg_nvml_card(one, &a);
-    if (result == NVML_SUCCESS)
-        result = fg_nvml_card(other, &b);
-    if (result == NVML_SUCCESS && (!status || index > 4))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (result == NVML_SUCCESS)
-        *status = index == 2 && !fg_model_of(a)->nvlinks ? 5 : 0;
-    return result;
-})
-
-/* Links are spread over the other cards of the machine in turn; 0 cards or no links: NULL. */
-static struct fg_device *link_peer(const struct fg_device *card, unsigned link) {
-    uint32_t others = fg.shared->device_count - 1;
-    if (others == 0 || link >= fg_model_of(card)->nvlinks)
-        return NULL;
-    uint32_t peer = link % others;
-    return &fg.shared->devices[peer < card->minor ? peer : peer + 1];
-}
-
-FG_NVML(nvmlDeviceGetNvLinkState, (nvmlDevice_t device, unsigned link, unsigned *active), {
-    struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && (!active || link > 17))
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (result == NVML_SUCCESS && link >= fg_model_of(card)->nvlinks)
-        return NVML_ERROR_NOT_SUPPORTED;
-    if (result == NVML_SUCCESS)
-        *active = link_peer(card, link) != NULL;
-    return result;
-})
-
-static nvmlReturn_t remote_pci(nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci) {
-    struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result != NVML_SUCCESS)
-        return result;
-    return link_peer(card, link) ? pci_of(link_peer(card, link), pci) : NVML_ERROR_NOT_SUPPORTED;
-}
-
-FG_NVML(nvmlDeviceGetNvLinkRemotePciInfo_v2, (nvmlDevice_t device, unsigned link, nvmlPciInfo_t *pci),
-        { return remote_pci(device, link, pci); })
-FG_NVML(nvmlDeviceGetNvLinkVersion, (nvmlDevice_t device, unsigned link, unsigned *version), {
-    struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && !version)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    if (result == NVML_SUCCESS && link >= fg_model_of(card)->nvlinks)
-        return NVML_ERROR_NOT_SUPPORTED;
-    if (result == NVML_SUCCESS)
-        *version = fg_model_of(card)->major >= 9 ? 4 : fg_model_of(card)->major >= 8 ? 3 : 2;
-    return result;
-})
-
-static nvmlReturn_t affinity(nvmlDevice_t device, unsigned size, unsigned long *set, unsigned long value) {
-    struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result != NVML_SUCCESS)
-        return result;
-    if (!set || size == 0)
-        return NVML_ERROR_INVALID_ARGUMENT;
-    memset(set, 0, size * sizeof *set);
-    set[0] = value == 0 ? 1ul << card->numa_node : value;
-    return NVML_SUCCESS;
-}
-
-FG_NVML(nvmlDeviceGetCpuAffinity, (nvmlDevice_t device, unsigned size, unsigned long *set),
-        { return affinity(device, size, set, 0xFFFFFFFFul); })
-FG_NVML(nvmlDeviceGetMemoryAffinity, (nvmlDevice_t device, unsigned size, unsigned long *set, unsigned scope),
-        { return scope > 1 ? NVML_ERROR_INVALID_ARGUMENT : affinity(device, size, set, 0); })

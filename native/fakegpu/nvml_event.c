@@ -64,8 +64,8 @@ static int next_event(nvmlEventSet_t set, nvmlEventData_t *data) {
             *data = (nvmlEventData_t){.device = fg_nvml_handle(d),
                                       .eventType = event->type,
                                       .eventData = event->data,
-                                      .gpuInstanceId = ~0u,
-                                      .computeInstanceId = ~0u};
+                                      .gpuInstanceId = event->gpu_instance,
+                                      .computeInstanceId = event->compute_instance};
             return 1;
         }
     }

@@ -1,4 +1,5 @@
 /* Start and end of NVML, versions, error texts, device handles. */
+#include "mig.h"
 #include "nvml.h"
 
 #include <pthread.h>
@@ -45,6 +46,8 @@ nvmlReturn_t fg_nvml_card(nvmlDevice_t device, struct fg_device **card) {
     nvmlReturn_t result = fg_nvml_ready();
     if (result != NVML_SUCCESS)
         return result;
+    if (fg_nvml_is_mig(device))
+        return NVML_ERROR_NOT_SUPPORTED;
     if (device < &handles[0] || device >= &handles[FG_MAX_DEVICES] || device->magic != DEVICE_MAGIC)
         return NVML_ERROR_INVALID_ARGUMENT;
     *card = &fg.shared->devices[device->card];
@@ -110,6 +113,10 @@ FG_API const char *nvmlErrorString(nvmlReturn_t result) {
         return "GPU requires restart";
     case 17:
         return "The operating system has blocked the request";
+    case 19:
+        return "In use by another client";
+    case 23:
+        return "Insufficient Resources";
     case 18:
         return "RM has detected an NVML/RM version mismatch";
     case 20:
@@ -200,6 +207,11 @@ static nvmlReturn_t by_text(const char *text, enum wanted what, nvmlDevice_t *de
                        : strcasecmp(card->bus_id, text) == 0 || strcasecmp(card->bus_id + 4, text) == 0;
         if (same)
             return by_index(i, device);
+    }
+    uint32_t card, compute;
+    if (what == BY_UUID && fg_mig_by_uuid(fg.shared, text, &card, &compute) == 0 && fg_nvml_handle(card)) {
+        *device = fg_nvml_mig_handle(card, compute);
+        return NVML_SUCCESS;
     }
     return NVML_ERROR_NOT_FOUND;
 }

@@ -2,6 +2,7 @@
 #include "engine.h"
 #include "nvml.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static void memory(const struct fg_device *card, nvmlMemory_v2_t *info) {
@@ -60,8 +61,10 @@ static uint64_t held(const struct fg_account *account) {
     return bytes;
 }
 
-/* Visible processes with a context on the card: up to `room` records; returns how many there are. */
-static unsigned list(const struct fg_device *card, nvmlProcessInfo_v2_t *records, unsigned room) {
+/* Visible processes with a context on the card, or on one GPU instance of it (`only`, id + 1): up to `room`
+ * records; returns how many there are. */
+static unsigned list(const struct fg_device *card, uint32_t only, nvmlProcessInfo_v2_t *records,
+                     unsigned room) {
     uint32_t d = (uint32_t)(card - fg.shared->devices);
     unsigned count = 0;
     fg_sweep();
@@ -69,11 +72,13 @@ static unsigned list(const struct fg_device *card, nvmlProcessInfo_v2_t *records
         const struct fg_slot *slot = &fg.shared->slots[i];
         const struct fg_account *account = &slot->on[d];
         uint32_t pid = fg.shared->slot_used[i] ? fg_visible_pid(slot) : 0;
-        if (pid == 0 || (account->contexts == 0 && held(account) == 0))
+        if (pid == 0 || (account->contexts == 0 && held(account) == 0) || (only && slot->mig_gpu[d] != only))
             continue;
         if (count < room)
-            records[count] = (nvmlProcessInfo_v2_t){
-                .pid = pid, .usedGpuMemory = held(account), .gpuInstanceId = ~0u, .computeInstanceId = ~0u};
+            records[count] = (nvmlProcessInfo_v2_t){.pid = pid,
+                                                    .usedGpuMemory = held(account),
+                                                    .gpuInstanceId = slot->mig_gpu[d] - 1u,
+                                                    .computeInstanceId = slot->mig_gpu[d] ? 0 : ~0u};
         count++;
     }
     return count;
@@ -83,30 +88,36 @@ static unsigned list(const struct fg_device *card, nvmlProcessInfo_v2_t *records
  * too small. */
 static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, void *records, int legacy) {
     enum { MOST = FG_MAX_SLOTS };
-    static _Thread_local nvmlProcessInfo_v2_t found[MOST];
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    struct fg_mig_compute *compute = NULL;
+    nvmlReturn_t result =
+        fg_nvml_is_mig(device) ? fg_nvml_mig(device, &card, &compute) : fg_nvml_card(device, &card);
     if (result != NVML_SUCCESS)
         return result;
     if (!count || (*count > 0 && !records))
         return NVML_ERROR_INVALID_ARGUMENT;
-    unsigned room = *count, there = list(card, found, MOST);
+    nvmlProcessInfo_v2_t *found = malloc(MOST * sizeof *found);
+    if (!found)
+        return NVML_ERROR_UNKNOWN;
+    unsigned room = *count,
+             there = list(card, compute ? card->mig_gpus[compute->gpu].id + 1 : 0, found, MOST);
     *count = there;
-    if (there > room)
-        return NVML_ERROR_INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < there; i++) {
+    for (unsigned i = 0; i < there && there <= room; i++) {
         if (legacy)
             ((nvmlProcessInfo_v1_t *)records)[i] =
                 (nvmlProcessInfo_v1_t){.pid = found[i].pid, .usedGpuMemory = found[i].usedGpuMemory};
         else
             ((nvmlProcessInfo_v2_t *)records)[i] = found[i];
     }
-    return NVML_SUCCESS;
+    free(found);
+    return there <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
 }
 
 static nvmlReturn_t no_processes(nvmlDevice_t device, unsigned *count) {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    struct fg_mig_compute *compute;
+    nvmlReturn_t result =
+        fg_nvml_is_mig(device) ? fg_nvml_mig(device, &card, &compute) : fg_nvml_card(device, &card);
     if (result == NVML_SUCCESS && !count)
         return NVML_ERROR_INVALID_ARGUMENT;
     if (result == NVML_SUCCESS)

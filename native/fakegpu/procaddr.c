@@ -1,5 +1,6 @@
 /* cuGetProcAddress: (name, version, flags) -> exported function, from the table in procaddr.inc. */
 #include "driver.h"
+#include "trace.h"
 
 #include <string.h>
 
@@ -52,6 +53,7 @@ static void *look_up(const char *base, uint32_t wanted, uint32_t driver, int per
 
 static CUresult find(const char *base, void **function, int version, uint64_t flags, int *status) {
     int known = 0;
+    fg_trace_lookup(base, version, flags);
     if (!function || !base || !*base || version < 2000 || version > 99999 || flags > 3)
         return CUDA_ERROR_INVALID_VALUE;
     uint32_t driver = fg_cuda_version();

@@ -1,5 +1,8 @@
 #include "setup.h"
 
+#include "mig.h"
+#include "topology.h"
+
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -139,6 +142,7 @@ void fg_setup(struct fg_shared *shared, const char *path) {
     shared->time_scale_milli = fg_config_number(path, "FAKEGPU_TIME_SCALE_MILLI", 1, 1000000, 1000);
     for (unsigned i = 0; i < shared->device_count; i++)
         setup_device(&shared->devices[i], path, i, shared->device_count);
+    fg_topology(shared, path);
 }
 
 /* Card of one piece of a list (an index or the beginning of a UUID) within
@@ -161,7 +165,8 @@ static int find_device(const struct fg_shared *shared, const char *piece, const 
     return found;
 }
 
-uint32_t fg_visible_devices(const struct fg_shared *shared, const char *state_path, uint8_t *visible) {
+uint32_t fg_visible_devices(const struct fg_shared *shared, const char *state_path, uint8_t *visible,
+                            uint8_t *mig_gpu) {
     uint8_t all[FG_MAX_DEVICES], chosen[FG_MAX_DEVICES] = {0};
     char list[2048];
     for (uint32_t i = 0; i < shared->device_count; i++)
@@ -178,7 +183,13 @@ uint32_t fg_visible_devices(const struct fg_shared *shared, const char *state_pa
     }
     char *save = NULL;
     for (char *piece = strtok_r(list, ", ", &save); piece; piece = strtok_r(NULL, ", ", &save)) {
+        uint32_t card, compute;
         int d = find_device(shared, piece, all, shared->device_count);
+        if (fg_mig_by_uuid(shared, piece, &card, &compute) == 0) {
+            const struct fg_device *device = &shared->devices[card];
+            mig_gpu[card] = (uint8_t)(device->mig_gpus[device->mig_computes[compute].gpu].id + 1);
+            d = (int)card;
+        }
         if (d >= 0)
             chosen[d] = 1;
     }

@@ -10,9 +10,11 @@
 void fg_setup(struct fg_shared *shared, const char *state_path);
 /*
  * Cards of this container in the driver's order: FAKEGPU_VISIBLE_DEVICES, else NVIDIA_VISIBLE_DEVICES as the
- * NVIDIA runtime reads it (`all`, indexes or UUIDs; `none`, `void` = no card), else all. Returns how many.
+ * NVIDIA runtime reads it (`all`, indexes or UUIDs; `none`, `void` = no card), else all. A MIG UUID shows the
+ * card, and in `mig_gpu` the GPU instance. Returns how many.
  */
-uint32_t fg_visible_devices(const struct fg_shared *shared, const char *state_path, uint8_t *visible);
+uint32_t fg_visible_devices(const struct fg_shared *shared, const char *state_path, uint8_t *visible,
+                            uint8_t *mig_gpu);
 /*
  * Apply CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER to the visible cards: ordinal -> card. Stops at the first
  * bad entry as the driver does. Returns how many.

@@ -98,6 +98,35 @@ static int open_file(const char *name) {
     return fd;
 }
 
+/* The state that another process has made, without waiting for those that are about to. */
+static struct fg_shared *map_made(int fd) {
+    struct stat st;
+    if (fstat(fd, &st) != 0 || st.st_size != sizeof(struct fg_shared))
+        return NULL;
+    struct fg_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (shared == MAP_FAILED)
+        return NULL;
+    if (__atomic_load_n(&shared->magic, __ATOMIC_ACQUIRE) == FG_MAGIC)
+        return shared;
+    munmap(shared, sizeof *shared);
+    return NULL;
+}
+
+/* One process makes it, the others find it made. */
+static int make_state(int fd, struct fg_shared **out) {
+    struct flock init = byte_lock(F_WRLCK, FG_INIT_BYTE);
+    if (fcntl(fg.lock_fd, F_OFD_SETLKW, &init) != 0 || ftruncate(fd, sizeof(struct fg_shared)) != 0)
+        return errno;
+    struct fg_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    int error = shared == MAP_FAILED ? errno : 0;
+    if (!error && __atomic_load_n(&shared->magic, __ATOMIC_ACQUIRE) != FG_MAGIC)
+        create_shared(shared);
+    init.l_type = F_UNLCK;
+    fcntl(fg.lock_fd, F_OFD_SETLK, &init);
+    *out = shared;
+    return error;
+}
+
 static int map_state(void) {
     if (fg_config_state_path(fg.path, sizeof fg.path) != 0) {
         fprintf(stderr, "fakegpu: FAKEGPU_STATE is too long\n");
@@ -109,20 +138,10 @@ static int map_state(void) {
     int fd = open_file("state");
     if (fd < 0)
         return errno ? errno : EIO;
-    struct flock init = byte_lock(F_WRLCK, FG_INIT_BYTE);
-    if (fcntl(fg.lock_fd, F_OFD_SETLKW, &init) != 0 || ftruncate(fd, sizeof(struct fg_shared)) != 0) {
-        int error = errno;
-        close(fd);
-        return error;
-    }
-    struct fg_shared *shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    int error = errno;
+    struct fg_shared *shared = map_made(fd);
+    int error = shared ? 0 : make_state(fd, &shared);
     close(fd);
-    if (shared != MAP_FAILED && __atomic_load_n(&shared->magic, __ATOMIC_ACQUIRE) != FG_MAGIC)
-        create_shared(shared);
-    init.l_type = F_UNLCK;
-    fcntl(fg.lock_fd, F_OFD_SETLK, &init);
-    if (shared == MAP_FAILED)
+    if (error)
         return error;
     if (shared->size != sizeof *shared) {
         fprintf(stderr, "fakegpu: %s was made by another version; remove it\n", fg.path);
@@ -130,7 +149,7 @@ static int map_state(void) {
         return EINVAL;
     }
     fg.pid_namespace = fg_pid_namespace(fg.path);
-    fg.visible_count = fg_visible_devices(shared, fg.path, fg.visible);
+    fg.visible_count = fg_visible_devices(shared, fg.path, fg.visible, fg.mig_gpu);
     fg.shared = shared;
     return 0;
 }
@@ -185,7 +204,7 @@ static int claim_free_slot(uint32_t *index) {
     return EAGAIN;
 }
 
-static int attach_locked(void) {
+static int attach_locked(const struct fg_slot *self, const char *container) {
     uint32_t index;
     if (claim_free_slot(&index) != 0) {
         sweep_locked();
@@ -193,9 +212,10 @@ static int attach_locked(void) {
             return EAGAIN;
     }
     struct fg_slot *slot = &fg.shared->slots[index];
-    memset(slot, 0, sizeof *slot);
+    *slot = *self;
     slot->generation = fg.generation = ++fg.shared->generation;
-    fg_identify(fg.shared, fg.path, slot);
+    slot->container = fg_container_index(fg.shared, container);
+    memcpy(slot->mig_gpu, fg.mig_gpu, sizeof slot->mig_gpu);
     if (index >= fg.shared->slot_high)
         fg.shared->slot_high = index + 1;
     fg.shared->slot_used[index] = 1;
@@ -209,8 +229,11 @@ int fg_attach(void) {
         return error;
     pthread_mutex_lock(&process_lock);
     if (!fg.attached) {
+        struct fg_slot self = {0}; /* found out before the lock: everybody who starts waits for that */
+        char container[64];
+        fg_identify(fg.path, &self, container, sizeof container);
         fg_lock_slots();
-        error = attach_locked();
+        error = attach_locked(&self, container);
         fg_unlock_slots();
         if (!error) {
             fg.attached = 1;

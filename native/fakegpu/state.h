@@ -22,7 +22,9 @@ enum {
     FG_RING = 2048,
     FG_QUEUE = 1024,
     FG_SAMPLES = 64,
-    FG_XIDS = 64
+    FG_XIDS = 64,
+    FG_MAX_LINKS = 18,
+    FG_MIG = 8 /* most MIG instances of a card */
 };
 enum fg_pid_convention { FG_PIDS_HOST = 0, FG_PIDS_NAMESPACE = 1 };
 enum fg_kind { FG_DATA = 0, FG_POOL = 1, FG_CONTEXT = 2, FG_MODULE = 3, FG_KINDS = 4 };
@@ -40,6 +42,7 @@ struct fg_slot {
     uint64_t pid_namespace, generation;
     uint32_t container, has_daemon;
     char command[64];
+    uint8_t mig_gpu[FG_MAX_DEVICES]; /* GPU instance that it sees of a card, id + 1; 0: the card */
     struct fg_account on[FG_MAX_DEVICES];
 };
 
@@ -55,20 +58,36 @@ struct fg_entry {
 /* The queue of one process on one card. Entries [head, tail) wait or run; entries before head are done. */
 struct fg_channel {
     uint32_t in_use, device, slot, container;
-    uint64_t head, tail, head_left_ns, busy_ns, sampled_ns;
+    uint64_t head, tail, head_left_ns, busy_ns, sampled_ns, most_queued;
     uint8_t util[FG_SAMPLES];
     struct fg_entry ring[FG_RING];
 };
 
 struct fg_xid {
     uint64_t type, data;
+    uint32_t gpu_instance, compute_instance; /* ~0: none */
+};
+
+/* mig.h: a GPU instance, and a compute instance in the one at position `gpu`. profile: NVML's number. */
+struct fg_mig_gpu {
+    uint32_t in_use, id, profile, start, size;
+};
+
+struct fg_mig_compute {
+    uint32_t in_use, id, gpu, profile;
+    char uuid[48];
 };
 
 struct fg_device {
     pthread_mutex_t lock;
     char uuid[48], name[64], bus_id[32], serial[16];
     uint8_t uuid_bytes[16];
-    uint32_t model, minor, numa_node, mig_mode;
+    uint32_t model, minor, numa_node;
+    uint32_t mig_mode, mig_pending, mig_needs_reset, mig_made;
+    struct fg_mig_gpu mig_gpus[FG_MIG];
+    struct fg_mig_compute mig_computes[FG_MIG];
+    /* topology.h: NVLinks, card or FG_LINK_* at their other end; NVML's common ancestor with each card */
+    uint8_t link_count, link_peer[FG_MAX_LINKS], ancestor[FG_MAX_DEVICES];
     uint64_t total_bytes, reserved_bytes, used_bytes;
     /* engine (engine.c) */
     uint64_t now_ns, slice_left_ns, live_checked_ns, busy_ns, sampled_ns, sample_index;
@@ -89,6 +108,7 @@ struct fg_shared {
     char driver_text[32];
     pthread_mutex_t slots_lock;
     uint32_t slot_high, container_count;
+    uint32_t channel_high; /* one more than the highest channel that was ever in use */
     uint8_t slot_used[FG_MAX_SLOTS];
     struct fg_device devices[FG_MAX_DEVICES];
     struct fg_container containers[FG_MAX_CONTAINERS];
@@ -106,6 +126,7 @@ struct fg_process {
     uint64_t generation, pid_namespace;
     uint32_t visible_count;
     uint8_t visible[FG_MAX_DEVICES]; /* NVML index in this container -> card */
+    uint8_t mig_gpu[FG_MAX_DEVICES]; /* by card, as in fg_slot */
 };
 extern struct fg_process fg;
 

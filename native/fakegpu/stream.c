@@ -160,6 +160,14 @@ CUresult fg_stream_capture(struct fg_stream *stream, struct fg_graph **graph) {
                                                           : CUDA_SUCCESS;
 }
 
+CUresult fg_stream_enter(CUstream handle, int per_thread, struct fg_context **context,
+                         struct fg_stream **stream, struct fg_graph **graph) {
+    CUresult result = fg_need_context(context);
+    if (result == CUDA_SUCCESS)
+        result = fg_stream_resolve(*context, handle, per_thread, stream);
+    return result == CUDA_SUCCESS ? fg_stream_capture(*stream, graph) : result;
+}
+
 CUresult fg_forbidden_in_capture(void) {
     if (__atomic_load_n(&captures, __ATOMIC_RELAXED) == 0 || thread_mode == CU_STREAM_CAPTURE_MODE_RELAXED)
         return CUDA_SUCCESS;

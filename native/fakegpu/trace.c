@@ -23,7 +23,7 @@ struct rule {
 int fg_trace_on = 1;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct rule rules[RULES];
-static int rule_count, log_fd = -1, settled;
+static int rule_count, log_fd = -1, lookup_fd = -1, settled;
 
 static int parse_fault(const char *text, struct rule *rule) {
     char nth[24] = "";
@@ -50,15 +50,22 @@ static void read_rules(const char *state_path, const char *key, int (*parse)(con
     }
 }
 
+static int open_log(const char *state_path, const char *key) {
+    char log[4096];
+    return fg_config_get(state_path, key, log, sizeof log)
+               ? open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666)
+               : -1;
+}
+
 static void settle(void) {
-    char path[4096], log[4096];
+    char path[4096];
     settled = 1;
     if (fg_config_state_path(path, sizeof path) != 0)
         path[0] = 0;
     read_rules(path, "FAKEGPU_FAULTS", parse_fault);
     read_rules(path, "FAKEGPU_DELAY_US", parse_delay);
-    if (fg_config_get(path, "FAKEGPU_CALL_LOG", log, sizeof log))
-        log_fd = open(log, O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
+    log_fd = open_log(path, "FAKEGPU_CALL_LOG");
+    lookup_fd = open_log(path, "FAKEGPU_LOOKUP_LOG");
     __atomic_store_n(&fg_trace_on, rule_count > 0 || log_fd >= 0, __ATOMIC_RELAXED);
 }
 
@@ -70,6 +77,17 @@ static void write_line(const char *name) {
                      (long long)t.tv_sec * 1000000000 + t.tv_nsec, name);
     if (n > 0 && write(log_fd, line, (size_t)n) < 0)
         log_fd = -1;
+}
+
+void fg_trace_lookup(const char *base, int version, unsigned long long flags) {
+    char line[160];
+    pthread_mutex_lock(&lock);
+    if (!settled)
+        settle();
+    int n = snprintf(line, sizeof line, "%s %d %llu\n", base && *base ? base : "-", version, flags);
+    if (lookup_fd >= 0 && n > 0 && write(lookup_fd, line, (size_t)n) < 0)
+        lookup_fd = -1;
+    pthread_mutex_unlock(&lock);
 }
 
 void fg_trace_forget(void) {

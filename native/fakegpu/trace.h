@@ -6,6 +6,9 @@
 #ifndef FAKEGPU_TRACE_H
 #define FAKEGPU_TRACE_H
 
+/* FAKEGPU_LOOKUP_LOG=FILE: one line `name version flags` for each question to cuGetProcAddress. */
+void fg_trace_lookup(const char *base, int version, unsigned long long flags);
+
 /* 1 until the settings are read, then whether there is anything to do. */
 extern int fg_trace_on;
 int fg_trace(const char *name);

@@ -43,6 +43,19 @@ static struct handle *find(CUmemGenericAllocationHandle value) {
     return each;
 }
 
+/* Another handle of this process for the same memory, through an import: the memory stays as long as one of
+ * them does. */
+static struct handle *same_memory(const struct handle *handle) {
+    struct stat ours, theirs;
+    if (fstat(handle->fd, &ours) != 0)
+        return NULL;
+    for (struct handle *each = handles; each; each = each->next)
+        if (each != handle && each->imported && fstat(each->fd, &theirs) == 0 &&
+            theirs.st_ino == ours.st_ino && theirs.st_dev == ours.st_dev)
+            return each;
+    return NULL;
+}
+
 /* Under the lock. */
 static void drop_if_unused(struct handle *handle) {
     if (handle->references > 0 || handle->mappings > 0)
@@ -52,7 +65,12 @@ static void drop_if_unused(struct handle *handle) {
             *link = handle->next;
             break;
         }
-    if (!handle->imported && !handle->on_host)
+    struct handle *heir = handle->imported ? NULL : same_memory(handle);
+    if (heir) {
+        heir->imported = 0;
+        heir->card = handle->card;
+        heir->on_host = handle->on_host;
+    } else if (!handle->imported && !handle->on_host)
         fg_account(handle->card, FG_DATA, -(int64_t)handle->size, -(int64_t)handle->size);
     close(handle->fd);
     free(handle);

@@ -21,11 +21,13 @@ USERS = {"admin": "system:masters", "alice": "tenants"}
 """User (and token) -> group."""
 
 
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        port: int = held.getsockname()[1]
-        return port
+@contextlib.contextmanager
+def held_port() -> Iterator[int]:
+    """A free port that nobody else gets: a server may listen on it meanwhile, since both allow its reuse."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", 0))
+        yield held.getsockname()[1]
 
 
 @contextlib.contextmanager
@@ -104,7 +106,11 @@ def running(folder: Path) -> Iterator[ApiServer]:
     subprocess.run(["openssl", "genrsa", "-out", str(key), "2048"], check=True, capture_output=True)
     lines = [f'{user},{user},{user},"{group}"\n' for user, group in USERS.items()]
     (folder / "tokens.csv").write_text("".join(lines), "utf-8")
-    clients, peers, port = (free_port() for _ in range(3))
+    with held_port() as clients, held_port() as peers, held_port() as port:
+        yield from _running(folder, key, clients, peers, port)
+
+
+def _running(folder: Path, key: Path, clients: int, peers: int, port: int) -> Iterator[ApiServer]:
     etcd = f"http://127.0.0.1:{clients}"
     server = ApiServer(folder, f"https://127.0.0.1:{port}")
     with (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from chart_harness import Refused, notes, render
+import yaml
+from chart_harness import CHART, Refused, notes, render
 
 NAMES = {
     ("ServiceAccount", "hami-scheduler"),
@@ -67,6 +68,7 @@ def test_every_object_carries_the_common_labels() -> None:
     everything: dict[str, Any] = {
         "scheduler.patch.enabled": True,
         "mockDevicePlugin.enabled": True,
+        "dashboard.enabled": True,
         "networkPolicy.enabled": True,
         "resourceQuota.enabled": True,
         "openshift.enabled": True,
@@ -129,6 +131,8 @@ def test_case_24_service_monitors_need_their_kind() -> None:
     )
     assert {item["spec"]["endpoints"][0]["port"] for item in monitors} == {"monitor", "monitorport"}
     assert len(monitors) == 2
+    # else the labels of the GPU pods would be renamed to exported_namespace, exported_pod, exported_container
+    assert all(point["honorLabels"] for item in monitors for point in item["spec"]["endpoints"])
 
 
 def test_several_replicas_get_a_disruption_budget() -> None:
@@ -149,14 +153,61 @@ def test_network_policies_open_only_the_own_ports() -> None:
     assert [rule["ports"][0]["port"] for rule in rules["hami-device-plugin"]] == ["metrics"]
 
 
+def test_the_network_policy_lets_prometheus_reach_every_port_of_its_service_monitor() -> None:
+    values = {"networkPolicy.enabled": True, "devicePlugin.hostPIDBroker.enabled": True}
+    rendered = render(values)
+    (rule,) = rendered.get("NetworkPolicy", "hami-device-plugin")["spec"]["ingress"]
+    served = rendered.get("Service", "hami-device-plugin-monitor")["spec"]["ports"]
+    assert {port["port"] for port in rule["ports"]} == {port["targetPort"] for port in served}
+
+
 def test_without_device_plugin_nothing_of_it_is_left() -> None:
     names = render({"devicePlugin.enabled": False}).names
     assert not [name for _, name in names if "device-plugin" in name]
 
 
 def test_names_that_kubernetes_could_not_take_are_refused() -> None:
-    with pytest.raises(Refused, match="longer than 43 characters"):
-        render(release="a" * 40)
+    with pytest.raises(Refused, match="longer than 41 characters"):
+        render({"fullnameOverride": "a" * 42})
+
+
+def test_names_of_services_and_jobs_fit_with_the_longest_name() -> None:
+    values = {"fullnameOverride": "a" * 41, "scheduler.patch.enabled": True, "mockDevicePlugin.enabled": True}
+    rendered = render(values, release="b" * 53)
+    # a Service's name is a DNS label, and a Job's becomes a label of its pods
+    names = [item["metadata"]["name"] for kind in ("Service", "Job") for item in rendered.of(kind)]
+    assert max(map(len, names)) == 63
+    assert max(len(value) for item in rendered.objects for value in item["metadata"]["labels"].values()) <= 63
+
+
+@pytest.mark.parametrize("key", ["global.imagePullSecrets", "allocationPolicy.allowedUsers"])
+def test_a_list_may_be_null(key: str) -> None:
+    assert render({key: None}).objects == render().objects
+
+
+@pytest.mark.parametrize("tag", ["", None])
+def test_an_image_without_a_tag_is_refused_in_words(tag: str | None) -> None:
+    with pytest.raises(Refused, match=r"image has no tag: set global\.imageTag"):
+        render({"global.imageTag": tag})
+
+
+ALERTS = {"prometheus.alerts.enabled": True, "prometheus.alerts.labels": {"team": "gpu"}}
+RULES = ("--api-versions", "monitoring.coreos.com/v1/PrometheusRule")
+
+
+def test_alerts_are_the_rules_file_where_the_cluster_has_that_kind() -> None:
+    assert render({}, *RULES).of("PrometheusRule") == []
+    assert render(ALERTS).of("PrometheusRule") == []
+    (found,) = render(ALERTS, *RULES).of("PrometheusRule")
+    assert found["metadata"]["name"] == "hami-alerts"
+    assert found["metadata"]["labels"]["team"] == "gpu"
+    assert found["spec"] == yaml.safe_load((CHART / "files/alerts.yaml").read_text("utf-8"))
+
+
+def test_notes_say_when_prometheus_operator_is_missing() -> None:
+    assert "prometheus.alerts.enabled=true has no effect: the cluster has no PrometheusRule" in notes(ALERTS)
+    assert "prometheus.enabled=true has no effect" in notes({"prometheus.enabled": True})
+    assert "has no effect" not in notes()
 
 
 def test_notes_tell_what_to_check_and_what_is_missing() -> None:
@@ -165,6 +216,7 @@ def test_notes_tell_what_to_check_and_what_is_missing() -> None:
     assert "WARNING" not in text
     assert "ValidatingAdmissionPolicy" in notes(kube="v1.29.3")
     assert "can forge" in notes({"allocationPolicy.enabled": False})
-    assert "NVIDIA only" in notes({"devices.iluvatar.enabled": True})
-    assert "no scores" in notes({"scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": "topology-aware"})
+    assert "WARNING" not in notes({"devices.iluvatar.enabled": True})
+    topology = {"scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy": "topology-aware"}
+    assert "WARNING" not in notes(topology)
     assert "remoteExtender" in notes({"scheduler.kubeScheduler.enabled": False})

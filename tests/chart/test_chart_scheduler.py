@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -230,13 +232,27 @@ def test_case_40_managed_resources_are_those_of_the_device_configuration() -> No
 
     config = yaml.safe_load(rendered.device_config)
     collect(config)
-    assert set(rendered.managed) == names
+    # the default of biren.sviResourceNames
+    parts_of_cards = {"birentech.com/1-2-gpu", "birentech.com/1-4-gpu"}
+    assert set(rendered.managed) == names | parts_of_cards
     counted = {
         config[section][key]
         for section in ("cambricon", "mthreads")
         for key in ("resourceMemoryName", "resourceCoreName")
     } | {item[key] for item in config["iluvatars"] for key in ("resourceMemoryName", "resourceCoreName")}
     assert {name for name, ignored in rendered.managed.items() if not ignored} == counted
+
+
+def test_a_vendor_described_by_data_is_managed_and_its_allocations_are_protected() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "adding-a-vendor.md").read_text()
+    described = page.split("```yaml\n")[1].split("```")[0]
+    other = "  - {commonWord: Other, resourceCountName: other.example/card}\n"
+    rendered = render({"device-config.content": described + other})
+    names = {"acme.example/npu", "acme.example/npu-memory", "acme.example/npu-cores", "other.example/card"}
+    assert {name for name, ignored in rendered.managed.items() if ignored} >= names
+    policy = json.dumps(rendered.of("ValidatingAdmissionPolicy")[0]["spec"])
+    for key in ("acme.example/allocated", "acme.example/to-allocate", "hami.io/Other-devices-allocated"):
+        assert key in policy
 
 
 def test_a_vendor_that_is_off_is_not_managed() -> None:

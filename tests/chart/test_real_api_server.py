@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ import pytest
 import real_api
 import yaml
 from chart_harness import CHART
-from real_api import BIN, ApiServer, free_port, process, until
+from real_api import BIN, ApiServer, held_port, process, until
 
 NAMESPACE = "hami-system"
 ALLOCATED = "hami.io/vgpu-devices-allocated"
@@ -53,6 +55,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
                 "devicePlugin.createRuntimeClass=true",
                 "scheduler.admissionWebhook.whitelistNamespaces={default}",
             ),
+            *("dashboard.enabled=true", "dashboard.auth.mode=kubernetes"),
         )
         _helm(
             started, "install", "hami", str(CHART), *(word for item in everything for word in ("--set", item))
@@ -171,8 +174,12 @@ def test_upgrade_and_rollback_keep_the_ca_bundle(server: ApiServer) -> None:
 @contextlib.contextmanager
 def _scheduling(server: ApiServer, folder: Path) -> Iterator[tuple[Path, Path]]:
     """Extender and kube-scheduler as the chart configures them, with the rights it gives; their logs."""
+    with held_port() as port, held_port() as own:
+        yield from _scheduling_on(server, folder, port, own)
+
+
+def _scheduling_on(server: ApiServer, folder: Path, port: int, own: int) -> Iterator[tuple[Path, Path]]:
     account = server.account(NAMESPACE, "hami-scheduler")
-    port, own = free_port(), free_port()
 
     def read(kind: str, name: str) -> Any:
         return json.loads(server.ok("get", kind, name, "--namespace", NAMESPACE, "-o", "json"))
@@ -188,7 +195,7 @@ def _scheduling(server: ApiServer, folder: Path) -> Iterator[tuple[Path, Path]]:
     replaced = {
         "--http_bind=0.0.0.0:8443": f"--http_bind=127.0.0.1:{port}",
         "--metrics-bind-address=:9395": "--metrics-bind-address=127.0.0.1:0",
-        "--device-config-file=/device-config.yaml": f"--device-config-file={devices}",
+        "--device-config-file=/device-config/device-config.yaml": f"--device-config-file={devices}",
         "--config=/config/config.yaml": f"--config={folder / 'config.yaml'}",
     }
     extender, scheduler = (
@@ -236,3 +243,75 @@ def test_the_rights_suffice_for_the_scheduler_and_kube_scheduler(server: ApiServ
         until(lambda: found(*hook)["webhooks"][0]["clientConfig"].get("caBundle"))
     for log in logs:
         assert "forbidden" not in log.read_text("utf-8").lower()
+
+
+def test_the_rights_suffice_for_the_dashboard_and_tokens_decide_what_is_seen(
+    server: ApiServer, tmp_path: Path
+) -> None:
+    server.ok("create", "namespace", "team-a")
+    server.ok("create", "serviceaccount", "reader", "--namespace", "team-a")
+    role = ("--verb=list", "--resource=pods", "--namespace", "team-a")
+    server.ok("create", "role", "reader", *role)
+    reader = ("--role=reader", "--serviceaccount=team-a:reader", "--namespace", "team-a")
+    server.ok("create", "rolebinding", "reader", *reader)
+    pods = [_pod("seen", namespace="team-a"), _pod("hidden", namespace="default")]
+    for pod in pods:
+        pod["spec"]["schedulerName"] = "hami-scheduler"
+        pod["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": "1"}}
+    assert server.create(*pods)[0] == 0
+    token = server.ok("create", "token", "reader", "--namespace", "team-a").strip()
+    log = tmp_path / "dashboard.log"
+    with _dashboard(server, tmp_path, log):
+        until(lambda: "The dashboard is at " in log.read_text("utf-8"))
+        url = log.read_text("utf-8").partition("The dashboard is at ")[2].split()[0]
+        until(lambda: _asked(url, "readyz", "")[0] == 200)
+        assert _asked(url, "api/v1/pending", "")[0] == 401
+        assert _asked(url, "api/v1/pending", "wrong")[0] == 401
+
+        def names(token: str) -> set[str]:
+            return {one["pod"] for one in json.loads(_asked(url, "api/v1/pending", token)[1])["items"]}
+
+        assert names("admin") >= {"seen", "hidden"}
+        assert names(token) == {"seen"}
+        assert _asked(url, "api/v1/pending/team-a/seen", token)[0] == 200
+        assert _asked(url, "api/v1/pending/default/hidden", token)[0] == 404
+
+        def well() -> bool:
+            sources = json.loads(_asked(url, "api/v1/summary", token)[1])["sources"]
+            return {"nodes", "pods", "resourcequotas"} <= {
+                one["name"] for one in sources if one["state"] == "ok"
+            }
+
+        until(well)
+    assert "forbidden" not in log.read_text("utf-8").lower()
+
+
+@contextlib.contextmanager
+def _dashboard(server: ApiServer, folder: Path, log: Path) -> Iterator[None]:
+    """The dashboard as the chart starts it, with the rights it gives."""
+
+    def read(kind: str, name: str) -> Any:
+        return json.loads(server.ok("get", kind, name, "--namespace", NAMESPACE, "-o", "json"))
+
+    devices = folder / "device-config.yaml"
+    devices.write_text(read("configmap", "hami-scheduler-device")["data"]["device-config.yaml"], "utf-8")
+    (found,) = read("deployment", "hami-dashboard")["spec"]["template"]["spec"]["containers"]
+    replaced = {
+        "--bind=:8080": "--bind=127.0.0.1:0",
+        "--device-config-file=/device-config/device-config.yaml": f"--device-config-file={devices}",
+    }
+    words = [replaced.get(word, word) for word in found["args"]]
+    account = server.account(NAMESPACE, "hami-dashboard")
+    program = (sys.executable, "-c", "from hami.cli.main import main; main()")
+    with process(log, *program, *words, KUBECONFIG=str(account)):
+        yield
+
+
+def _asked(url: str, path: str, token: str) -> tuple[int, bytes]:
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    request = urllib.request.Request(url + path, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()

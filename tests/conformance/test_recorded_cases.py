@@ -37,7 +37,7 @@ def test_a_wrong_answer_fails_and_is_reported_with_both_sides() -> None:
     assert failures == 1
     assert lines[0].startswith("FAILED codec-codec-0001")
     assert "DCU-1" in lines[3]
-    assert lines[-1] == "0 passed, 1 failed, 0 undecided, 0 skipped"
+    assert lines[-1] == "0 passed, 1 failed, 0 undecided"
 
 
 def test_a_difference_marked_as_ours_is_undecided_until_an_expectation_is_written_down(
@@ -62,12 +62,11 @@ def test_a_crash_of_our_code_is_a_failed_case() -> None:
     assert "KeyError" in result.why
 
 
-def test_cases_of_vendors_that_are_not_built_are_skipped() -> None:
-    case = a_case(id="request-Unbuilt-0001", group="request", input={"pod": {}})
-    assert judge(case).verdict is Verdict.SKIPPED
-    lines, failures = report([judge(case)])
-    assert failures == 0
-    assert lines[-2] == "skipped: cases of vendors and policies that this version does not have"
+def test_a_case_of_a_vendor_that_nobody_knows_is_not_passed_over() -> None:
+    case = a_case(id="codec-Unknown-0001", input={"op": "node-devices", "vendor": "Unknown", "node": {}})
+    result = judge(case)
+    assert result.verdict is Verdict.FAILED
+    assert "Unknown" in result.why
 
 
 def test_every_expectation_of_ours_belongs_to_a_marked_case() -> None:
@@ -114,10 +113,10 @@ def test_the_command_runs_a_folder_and_reports_failures_by_its_exit_status(tmp_p
 
     assert run(tmp_path) == (
         0,
-        "codec: 1 passed, 0 failed, 0 undecided, 0 skipped\n1 passed, 0 failed, 0 undecided, 0 skipped\n",
+        "codec: 1 passed, 0 failed, 0 undecided\n1 passed, 0 failed, 0 undecided\n",
     )
     (tmp_path / "codec" / "more.json").write_text(json.dumps([bad]))
     code, text = run(tmp_path)
     assert code == 1
-    assert text.endswith("1 passed, 1 failed, 0 undecided, 0 skipped\n")
+    assert text.endswith("1 passed, 1 failed, 0 undecided\n")
     assert run(tmp_path / "nothing")[0] == 2

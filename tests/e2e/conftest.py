@@ -30,20 +30,38 @@ def cluster() -> Cluster:
     return Cluster()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """First the tests that need a cluster without HAMi: nothing has to be removed for them.
+
+    Those of mode lock stand right behind those of the broker: both change the installation.
+    """
+    order = {"test_install_page.py": 0, "test_hostpid_broker.py": 2, "test_mode_lock.py": 3}
+    items.sort(key=lambda item: order.get(item.path.name, 1))
+
+
 @pytest.fixture(scope="session")
-def installed(cluster: Cluster) -> Iterator[Hami]:
-    """HAMi, ready to serve; removed at the end."""
+def release(cluster: Cluster) -> Iterator[Hami]:
+    """HAMi's release, installed or not; removed at the end."""
     hami = Hami(cluster)
-    hami.install()
     yield hami
-    hami.uninstall()
+    if hami.is_installed:
+        hami.uninstall()
 
 
 @pytest.fixture
-def hami(installed: Hami) -> Iterator[Hami]:
-    """HAMi, ready; when a test ends every card is whole again and the components are ready."""
-    yield installed
-    installed.heal()
+def bare(cluster: Cluster, release: Hami) -> Cluster:
+    """The cluster without HAMi."""
+    if release.is_installed:
+        release.uninstall()
+    return cluster
+
+
+@pytest.fixture
+def hami(release: Hami) -> Iterator[Hami]:
+    """HAMi, ready, as values.yaml has it; afterwards every card is whole and the components are ready."""
+    release.takes()
+    yield release
+    release.heal()
 
 
 @pytest.fixture

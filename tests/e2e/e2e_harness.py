@@ -27,6 +27,7 @@ LIMIT_S = 60.0
 ALLOCATED = "hami.io/vgpu-devices-allocated"
 PHASE = "hami.io/bind-phase"
 LOCK = "hami.io/mutex.lock"
+MODE = "hami.io/allocation-mode"
 REGISTER = "hami.io/node-nvidia-register"
 UUID = re.compile(r"GPU-[0-9a-f-]{36}")
 NVML_TOTAL = (
@@ -49,12 +50,25 @@ class Result:
 
 
 class Cluster:
-    """The cluster of tools/cluster, by its own tool."""
+    """The cluster of tools/cluster, by its own tool, and its kubectl."""
+
+    def __init__(self) -> None:
+        settings = '. tools/cluster/env.sh; printf "%s\n" "$KUBE_BIN" "$KUBE_HOME"'
+        said = subprocess.run(["bash", "-c", settings], capture_output=True, text=True, check=True, cwd=ROOT)
+        programs, home = map(Path, said.stdout.split("\n")[:2])
+        self.programs = programs
+        """Folder of kubectl and the other programs."""
+        self.home = home
+        """Folder of the running cluster, the same name on the node."""
+        self.kubeconfig = home / "admin.conf"
 
     def run(self, *arguments: str, text: str | None = None, limit_s: float = 120.0) -> Result:
-        """Run one command of the tool to its end."""
+        """Run one command of the tool to its end; kubectl, the most frequent one, without the tool."""
+        command = [str(TOOL), *arguments]
+        if arguments[0] == "kubectl":
+            command = [str(self.programs / "kubectl"), f"--kubeconfig={self.kubeconfig}", *arguments[1:]]
         done = subprocess.run(
-            [TOOL, *arguments], input=text, capture_output=True, text=True, timeout=limit_s, check=False
+            command, input=text, capture_output=True, text=True, timeout=limit_s, check=False
         )
         return Result(done.returncode, done.stdout, done.stderr)
 
@@ -70,21 +84,16 @@ class Cluster:
         assert done.code == 0, f"{' '.join(command)}: {done.err or done.out}"
         return done.out
 
-    def home(self) -> str:
-        """The folder of the running cluster, the same name on the node."""
-        return self.node("sh", "-c", 'dirname "$(readlink /proc/1/exe)"').strip()
-
     def alias(self, image: str, other: str) -> None:
         """Give an image of the node a second name."""
-        socket = f"{self.home()}/containerd.sock"
+        socket = f"{self.home}/containerd.sock"
         self.node("ctr", "-a", socket, "-n", "k8s.io", "images", "tag", "--force", image, other)
 
     def cards(self, *command: str) -> str:
         """A command to the simulated driver of the node, such as ``set 0 lost 1``."""
-        home = self.home()
         return self.node(
-            *("env", f"FAKEGPU_STATE={home}/cards", f"LD_LIBRARY_PATH={home}/driver"),
-            *(f"{home}/driver/fakegpud", *command),
+            *("env", f"FAKEGPU_STATE={self.home}/cards", f"LD_LIBRARY_PATH={self.home}/driver"),
+            *(f"{self.home}/driver/fakegpud", *command),
         )
 
     def create(self, *objects: Object) -> None:
@@ -168,9 +177,10 @@ class Cluster:
     def remove_namespace(self, name: str) -> None:
         """Remove a namespace with all in it, and wait until none of its pods is left."""
         self.kubectl("delete", "namespace", name, "--wait=false")
+        now = ("--grace-period=0", "--force", "--wait=false")
 
         def empty() -> bool:
-            self.run("kubectl", "delete", "pods", "--all", "-n", name, "--grace-period=0", "--force")
+            self.run("kubectl", "delete", "pods", "--all", "-n", name, *now)
             return not self.items("pods", name)
 
         until("the namespace has no pods", empty)
@@ -181,6 +191,10 @@ class Hami:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
+        self.is_installed = False
+        self.settings: tuple[str, ...] | None = None
+        """Of the last upgrade; empty after an installation, None where something went wrong."""
+        self._before: tuple[str, ...] | None = None
 
     def helm(self, *arguments: str) -> str:
         """What helm prints; its failure fails the test."""
@@ -190,26 +204,45 @@ class Hami:
 
     def install(self) -> None:
         """Install and wait until all of it serves."""
+        self.is_installed = True
         self.helm("install", "hami", str(CHART), "-f", str(VALUES), "--create-namespace")
         self.ready()
+        self.settings = ()
 
     def upgrade(self, *settings: str) -> None:
         """Upgrade with other values (``--set`` and the like) and wait until all of it serves."""
+        self._before, self.settings = self.settings, None
         self.helm("upgrade", "hami", str(CHART), "-f", str(VALUES), *settings)
         self.ready()
+        self.settings = settings
+
+    def takes(self, *settings: str) -> None:
+        """Installed, ready, and with these settings: nothing is done where it is so already."""
+        if not self.is_installed:
+            self.install()
+        if self.settings != settings:
+            self.upgrade(*settings)
 
     def rollback(self) -> None:
         """Back to the revision before, and wait until all of it serves."""
+        self._before, self.settings, before = None, None, self._before
         self.helm("rollback", "hami")
         self.ready()
+        self.settings = before
+
+    def remove_release(self) -> None:
+        """Remove the release, and nothing of what helm leaves behind."""
+        self.is_installed = False
+        self.helm("uninstall", "hami", "--wait", "--timeout=120s")
+        until("all pods of HAMi have ended", lambda: not self.cluster.items("pods", SYSTEM))
 
     def uninstall(self) -> None:
         """Remove the release and what the documents say helm leaves behind (docs/operate.md)."""
-        self.helm("uninstall", "hami", "--wait", "--timeout=120s")
-        until("all pods of HAMi have ended", lambda: not self.cluster.items("pods", SYSTEM))
+        self.remove_release()
         objects = ("secret/hami-scheduler-tls", "lease/hami-scheduler")
         self.cluster.kubectl("delete", *objects, "-n", SYSTEM, "--ignore-not-found")
         notes = "node-nvidia-register node-handshake node-nvidia-score mutex.lock allocation-mode"
+        notes += " node-config-applied"
         self.cluster.kubectl("annotate", "node", NODE, *(f"hami.io/{note}-" for note in notes.split()))
 
     def ready(self) -> None:
@@ -232,9 +265,10 @@ class Hami:
 
     def heal(self) -> None:
         """Wait until HAMi serves as after its installation; a failed card needs a new device plugin."""
-        if not all(card.get("health") for card in self.registered()):
+        node = self.cluster.get("node", NODE)
+        if not all(card.get("health") for card in _cards(node)):
             self.cluster.kubectl("delete", "pod", *self.pods("device-plugin"), "-n", SYSTEM, "--wait")
-        elif self._whole() and self.capacity() == 20 and self.leader():
+        elif self._whole() and _slots(node) == 20 and self.leader():
             return
         self.ready()
         until(
@@ -248,14 +282,11 @@ class Hami:
 
     def capacity(self) -> int:
         """Slots that the node offers to pods."""
-        status = self.cluster.get("node", NODE)["status"]
-        return int(status.get("allocatable", {}).get("nvidia.com/gpu", "0"))
+        return _slots(self.cluster.get("node", NODE))
 
     def registered(self) -> list[Object]:
         """The cards that the node registered."""
-        notes = self.cluster.get("node", NODE)["metadata"].get("annotations", {})
-        cards: list[Object] = json.loads(notes.get(REGISTER) or "[]")
-        return cards
+        return _cards(self.cluster.get("node", NODE))
 
     def pods(self, component: str) -> list[str]:
         """Names of a component's pods: ``scheduler`` or ``device-plugin``."""
@@ -278,6 +309,15 @@ class Hami:
             ).out
             for component in ("scheduler", "device-plugin")
         )
+
+
+def _slots(node: Object) -> int:
+    return int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", "0"))
+
+
+def _cards(node: Object) -> list[Object]:
+    cards: list[Object] = json.loads(node["metadata"].get("annotations", {}).get(REGISTER) or "[]")
+    return cards
 
 
 def limits(gpus: int = 1, memory_mib: int = 0, cores: int = 0) -> dict[str, str]:
@@ -346,6 +386,14 @@ def allocated(found: Object) -> list[list[str]]:
     return [UUID.findall(entry) for entry in text.split(";")[: text.count(";")]]
 
 
+def shown_limits(cluster: Cluster, namespace: str, name: str) -> tuple[int, int]:
+    """How many cards nvidia-ml-py shows in a pod, and the memory of the first, MiB."""
+    seen = cluster.execute(namespace, name, "python3", "-c", NVML_TOTAL)
+    assert seen.code == 0, seen
+    count, memory_mib = seen.out.split()
+    return int(count), int(memory_mib)
+
+
 def until(
     what: str,
     probe: Callable[[], T | None],
@@ -360,7 +408,7 @@ def until(
             if value:
                 return value
         assert time.monotonic() < end, f"not within {limit_s:.0f} s: {what}\n{why()}"
-        time.sleep(0.3)
+        time.sleep(0.2)
 
 
 def _list(objects: Iterable[Object]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from e2e_harness import Cluster, until
+from e2e_harness import Cluster, is_ready, until
 
 CHART = Path(__file__).resolve().parents[2] / "charts/hami"
 NAMESPACE = "chart-system"
@@ -36,7 +36,7 @@ def _helm(cluster: Cluster, *arguments: str, text: str | None = None) -> str:
     return done.out
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def chart(cluster: Cluster) -> Iterator[Cluster]:
     """The chart, installed and ready; nothing of it is left behind."""
     cluster.kubectl("create", "namespace", NAMESPACE)
@@ -93,10 +93,15 @@ def test_case_35_pods_created_while_the_leader_is_killed_all_reach_the_scheduler
     assert len(pods) == PODS
     assert {item["spec"]["schedulerName"] for item in pods} == {"chart-scheduler"}
     until("another leader", lambda: _leader(chart) not in ("", leader))
+    chart.kubectl("delete", "pods", "-l", "chart=mine", "-n", NAMESPACE, "--grace-period=0", "--force")
 
 
 def test_case_36_a_deleted_tls_secret_comes_back_and_is_trusted(chart: Cluster) -> None:
     until("a leader and its CA bundle", lambda: _leader(chart) and _bundle(chart))
+    until(
+        "both pods are ready",
+        lambda: [is_ready(each) for each in chart.items("pods", NAMESPACE)] == [True] * 2,
+    )
     before = _bundle(chart)
     names = {item["metadata"]["name"] for item in chart.items("pods", NAMESPACE)}
     chart.kubectl("delete", "secret", "chart-hami-scheduler-tls", "--namespace", NAMESPACE)

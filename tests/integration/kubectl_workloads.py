@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 import yaml
-from local_harness import TUNNEL, Kubectl, Tunnel
+from local_harness import TUNNEL, Kubectl, Tunnel, reaped
 
 from hami.local.api.apiserver import ApiServer
 from hami.local.api.apply import LAST_APPLIED
@@ -103,7 +103,7 @@ class StandIn:
         assert words[0] == "status"
         resource, name, _ = self._target(words[1:])
         path = self._path(resource, name)
-        for _ in range(600):
+        for _ in range(1200):
             code, found = await self._ask("GET", path)
             if code != 200:
                 return self._error(found)
@@ -124,7 +124,7 @@ class StandIn:
     async def _wait(self, *words: str) -> tuple[int, str]:
         resource, name, flags = self._target(words)
         kind = next(flag.removeprefix("--for=condition=") for flag in flags if flag.startswith("--for"))
-        for _ in range(600):
+        for _ in range(1200):
             _, found = await self._ask("GET", self._path(resource, name))
             for condition in dig(found, "status", "conditions") or []:
                 if condition["type"].lower() == kind.lower() and condition["status"] == "True":
@@ -148,7 +148,7 @@ class StandIn:
         code, answer = await self._ask("DELETE", path, {"propagationPolicy": policy.capitalize()})
         if code != 200:
             return self._error(answer)
-        for _ in range(600):
+        for _ in range(1200):
             if (await self._ask("GET", path))[0] == 404:
                 return 0, f'"{name}" deleted'
             await asyncio.sleep(0.05)
@@ -222,21 +222,18 @@ class RealKubectl(Kubectl):
             env=self._environment, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
-        try:
+        async with reaped(process):
             assert process.stdout is not None
-            async with asyncio.timeout(30.0):
+            async with asyncio.timeout(60.0):
                 line = (await process.stdout.readline()).decode()
             local = int(line.split(" -> ")[0].rpartition(":")[2])
 
             async def fetch(request: bytes) -> bytes:
                 reader, writer = await asyncio.open_connection("127.0.0.1", local)
                 writer.write(request)
-                async with asyncio.timeout(30.0):
+                async with asyncio.timeout(60.0):
                     answer = await reader.read()
                 writer.close()
                 return answer
 
             yield fetch
-        finally:
-            process.terminate()
-            await process.wait()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,21 @@ class Kubectl:
             self._program, *words, env=self._environment, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
-        try:
-            async with asyncio.timeout(60.0):
-                output, _ = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise
+        async with reaped(process), asyncio.timeout(100.0):
+            output, _ = await process.communicate()
         return process.returncode or 0, output.decode()
+
+
+@asynccontextmanager
+async def reaped(process: asyncio.subprocess.Process) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Kills a program that a failed test leaves behind, and waits until nothing of it is open."""
+    try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+        async with asyncio.timeout(60.0):
+            await process.communicate()
 
 
 class Tunnel:
@@ -98,7 +106,7 @@ class Tunnel:
         await self.socket.send_bytes(self.connection.data(stream, data, last=last))
 
     async def until_ended(self, *streams: int) -> None:
-        async with asyncio.timeout(15.0):
+        async with asyncio.timeout(60.0):
             while not set(streams) <= self.ended:
                 message = await self.socket.receive()
                 assert message.type is aiohttp.WSMsgType.BINARY, message
@@ -174,7 +182,7 @@ class ReadyKubelet:
         await self.api.registry.update(PODS, namespace_of(pod), name_of(pod), change, subresource="status")
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 20.0) -> None:
+async def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
     """Wait until ``condition()`` is true; fails the test after ``limit_s``."""
     async with asyncio.timeout(limit_s):
         while not condition():  # noqa: ASYNC110 - the condition is on objects of the API

@@ -8,10 +8,12 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from local_harness import reaped
 from rich.console import Console
 from rich.table import Table
 
@@ -28,30 +30,30 @@ def scratch() -> Iterator[Path]:
         yield Path(directory)
 
 
-async def start(scratch: Path, *words: str, native: Path | None = None) -> asyncio.subprocess.Process:
+@asynccontextmanager
+async def started(
+    scratch: Path, *words: str, native: Path | None = None
+) -> AsyncIterator[asyncio.subprocess.Process]:
     environment = {**os.environ, "TMPDIR": str(scratch), "COLUMNS": "100"}
     environment["HAMI_NATIVE_BUILD"] = str(native or default_native())
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         *COMMAND, *words, env=environment, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
+    async with reaped(process):
+        yield process
 
 
 async def finish(process: asyncio.subprocess.Process) -> tuple[int, str]:
-    try:
-        async with asyncio.timeout(90.0):
-            output, _ = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise
+    async with asyncio.timeout(110.0):
+        output, _ = await process.communicate()
     return process.returncode or 0, output.decode()
 
 
 async def read_until(process: asyncio.subprocess.Process, text: str) -> str:
     assert process.stdout is not None
     seen = ""
-    async with asyncio.timeout(60.0):
+    async with asyncio.timeout(100.0):
         while text not in seen:
             line = await process.stdout.readline()
             assert line, seen
@@ -78,13 +80,14 @@ def files_in(scratch: Path) -> list[Path]:
 
 
 async def nothing_left(scratch: Path) -> None:
-    async with asyncio.timeout(15.0):
+    async with asyncio.timeout(60.0):
         while processes_in(scratch):  # noqa: ASYNC110 - processes end on their own
             await asyncio.sleep(0.05)
 
 
 async def test_the_story_is_told_and_nothing_is_left(scratch: Path) -> None:
-    code, output = await finish(await start(scratch))
+    async with started(scratch) as process:
+        code, output = await finish(process)
     assert code == 0, output
     assert "CUDA error 2 (CUDA_ERROR_OUT_OF_MEMORY)" in output
     assert "bob keeps working" in output
@@ -99,10 +102,10 @@ async def test_the_story_is_told_and_nothing_is_left(scratch: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_an_interrupted_demo_cleans_up(scratch: Path, number: signal.Signals) -> None:
-    process = await start(scratch)
-    await read_until(process, "pod alice runs")
-    process.send_signal(number)
-    code, output = await finish(process)
+    async with started(scratch) as process:
+        await read_until(process, "pod alice runs")
+        process.send_signal(number)
+        code, output = await finish(process)
     assert code == 130, output
     assert "Traceback" not in output
     assert files_in(scratch) == []
@@ -110,28 +113,29 @@ async def test_an_interrupted_demo_cleans_up(scratch: Path, number: signal.Signa
 
 
 async def test_a_kept_cluster_says_how_to_use_it_and_ends_with_ctrl_c(scratch: Path) -> None:
-    process = await start(scratch, "--keep")
-    seen = await read_until(process, "Logs of the components")
-    line = next(line for line in seen.splitlines() if "export KUBECONFIG=" in line)
-    kubeconfig = await asyncio.to_thread(Path(line.partition("=")[2].strip()).read_text)
-    assert "server: http://127.0.0.1:" in kubeconfig
-    process.send_signal(signal.SIGINT)
-    code, output = await finish(process)
+    async with started(scratch, "--keep") as process:
+        seen = await read_until(process, "Logs of the components")
+        line = next(line for line in seen.splitlines() if "export KUBECONFIG=" in line)
+        kubeconfig = await asyncio.to_thread(Path(line.partition("=")[2].strip()).read_text)
+        assert "server: http://127.0.0.1:" in kubeconfig
+        process.send_signal(signal.SIGINT)
+        code, output = await finish(process)
     assert code == 0, output
     assert files_in(scratch) == []
 
 
 async def test_no_process_outlives_a_killed_demo(scratch: Path) -> None:
-    process = await start(scratch)
-    await read_until(process, "pod bob runs")
-    assert processes_in(scratch)
-    process.kill()
-    await process.wait()
+    async with started(scratch) as process:
+        await read_until(process, "pod bob runs")
+        assert processes_in(scratch)
+        process.kill()
+        await process.wait()
     await nothing_left(scratch)
 
 
 async def test_without_a_native_build_the_demo_says_what_to_do(scratch: Path) -> None:
-    code, output = await finish(await start(scratch, native=scratch / "nowhere"))
+    async with started(scratch, native=scratch / "nowhere") as process:
+        code, output = await finish(process)
     assert code == 1
     assert "run `make native` first" in output
     assert files_in(scratch) == []

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import pytest
@@ -28,6 +28,8 @@ from hami.local.cluster import default_native
 from hami.local.components import Component, hami_command
 from hami.local.kubelet.containers import Isolation
 from hami.local.kubelet.kubelet import Kubelet, NodeConfig
+from hami.node.hostpid.child import ask
+from hami.node.hostpid.codec import BrokerProtocolError
 from hami.protocol import region_layout as layout
 from hami.protocol.inventory import DeviceInfo, decode_json
 
@@ -35,11 +37,13 @@ NATIVE = default_native()
 REGISTER = "hami.io/node-nvidia-register"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 LOCK = "hami.io/mutex.lock"
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 
 
 class Node:
     """One node with two simulated cards and HAMi's programs."""
+
+    environment: ClassVar[dict[str, str]] = {}
 
     def __init__(self, api: ApiServer, directory: Path) -> None:
         self.api = api
@@ -78,19 +82,20 @@ class Node:
             "FAKEGPU_DEVICES": "2",
             "FAKEGPU_UUID_SEED": "test",
             "NVIDIA_VISIBLE_DEVICES": "all",
+            **self.environment,
         }
         return Component(name, lambda: hami_command(name, *flags), env, self.directory)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[Node]:
-        await self.kubelet.start()
-        await self.plugin.start()
         try:
+            await self.kubelet.start()
+            await self.plugin.start()
             await self.until(lambda: self.allocatable == "6" and REGISTER in self.annotations)
             yield self
         finally:
-            await self.kubelet.stop()
             await self.plugin.stop()
+            await self.kubelet.stop()
 
     @property
     def object(self) -> Object:
@@ -249,6 +254,47 @@ async def test_a_lost_card_does_not_take_its_neighbour_along(node: Node) -> None
     await node.until(lambda: node.allocatable == "3")
 
 
+class NodeWithBroker(Node):
+    """The gate of the host PID broker is on."""
+
+    environment: ClassVar[dict[str, str]] = {"LIBVGPU_HOSTPID_BROKER": "1"}
+
+
+async def test_the_broker_is_in_the_answer_and_its_end_ends_the_plugin(embedded_api: ApiServer) -> None:
+    """Killed, it takes the plugin with it; both come back, and the pod runs on with the same mount."""
+    with tempfile.TemporaryDirectory(prefix="hami-") as directory:
+        async with NodeWithBroker(embedded_api, Path(directory)).running() as node:
+            path = f"{node.root}/var/run/hami/hostpid/broker.sock"
+            assert await asked(path) == os.getpid()
+            await node.bound("p", f"{node.cards[0].id},NVIDIA,1000,20:;")
+            await node.until(lambda: dig(node.pod("p"), "status", "phase") == "Running")
+            (answer,) = node.kubelet.devices.answers(node.pod("p")["metadata"]["uid"], "main")
+            assert answer.envs["LIBVGPU_HOSTPID_BROKER"] == "1"
+            names = [mount.container_path for mount in answer.mounts]
+            assert names[names.index("/tmp/vgpulock") + 1] == "/tmp/vgpulock/hostpid"
+            started = await node.plugin.wait_event("hostpid.started", LIMIT_S)
+            os.kill(started["child"], signal.SIGKILL)
+            failed = await node.plugin.wait_event("plugin.failed", LIMIT_S)
+            assert failed["reason"] == "host PID broker: stopped unexpectedly by signal SIGKILL"
+            await node.until(lambda: node.plugin.starts == 2)
+            again = await node.plugin.wait_event("hostpid.started", LIMIT_S)
+            assert again["child"] != started["child"]
+            assert await asked(path) == os.getpid()
+            assert dig(node.pod("p"), "status", "phase") == "Running"
+            await node.until(lambda: node.allocatable == "6")
+
+
+async def asked(path: str) -> int:
+    """Our PID as the broker sees it; on a busy machine an answer may be too late."""
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        try:
+            return await asyncio.to_thread(ask, path, LIMIT_S)
+        except (OSError, BrokerProtocolError):
+            if time.monotonic() > deadline:
+                raise
+
+
 def region(uuid: str, used: int, limit: int) -> bytes:
     data = bytearray(layout.V1.SIZE + 1)
     layout.V1.magic.write(data, layout.MAGIC)
@@ -280,6 +326,7 @@ async def test_the_monitor_shows_limit_and_use_of_a_container(node: Node) -> Non
         labels = {"namespace": "default", "pod": "p", "container": "main", "device_uuid": card}
         await wait_for(url, "hami_vgpu_memory_limit_bytes", labels, 3000 << 20)
         await wait_for(url, "hami_vgpu_hook_active", labels, 0)
+        await node.until(lambda: dig(node.pod("p"), "status", "phase") == "Running")
         uid = node.pod("p")["metadata"]["uid"]
         (node.vgpu / f"containers/{uid}_main/x.cache").write_bytes(region(card, 1 << 30, 3000 << 20))
         await wait_for(url, "hami_vgpu_memory_used_bytes", labels, 1 << 30)

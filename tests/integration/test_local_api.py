@@ -33,7 +33,7 @@ async def create(client: Client, name: str, **metadata: Any) -> Any:
 
 @pytest.fixture
 async def client(embedded_api: ApiServer) -> AsyncIterator[Client]:
-    timeout = aiohttp.ClientTimeout(total=20.0)
+    timeout = aiohttp.ClientTimeout(total=60.0)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         client = Client(embedded_api.url, session)
         yield client
@@ -48,7 +48,7 @@ class Watch:
         self._response = response
 
     async def next(self) -> Any:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             line = await self._response.content.readline()
         return json.loads(line) if line else None
 
@@ -500,6 +500,16 @@ async def test_with_a_token_other_requests_are_unauthorized() -> None:
             assert (await client("GET", PODS, Authorization="Bearer secret"))[0] == 200
     finally:
         await server.stop()
+
+
+async def test_a_restarted_server_is_found_at_its_address_with_its_objects(
+    client: Client, embedded_api: ApiServer
+) -> None:
+    await create(client, "p")
+    url = embedded_api.url
+    await embedded_api.restart()
+    assert embedded_api.url == url
+    assert (await client.ok("GET", f"{PODS}/p"))["metadata"]["name"] == "p"
 
 
 async def test_a_stopped_server_keeps_its_objects(client: Client, embedded_api: ApiServer) -> None:

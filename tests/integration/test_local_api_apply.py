@@ -21,7 +21,7 @@ TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 @pytest.fixture
 async def client(embedded_api: ApiServer) -> AsyncIterator[Client]:
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20.0)) as session:
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60.0)) as session:
         yield Client(embedded_api.url, session)
 
 

@@ -130,9 +130,9 @@ async def run(
         kubelet = Kubelet(node, embedded_api.registry, time.time, Isolation.NONE)
         loop = SchedulerLoop(embedded_api.registry, time.time, [Profile("default-scheduler")])
         embedded_api.logs = NodeLogs(lambda: [kubelet])
-        await kubelet.start()
-        await loop.start()
         try:
+            await kubelet.start()
+            await loop.start()
             yield (Kubectl(real, kubeconfig) if real else StandIn(embedded_api.url)).run
         finally:
             await loop.stop()
@@ -158,7 +158,7 @@ async def test_apply_wait_get_logs_describe_delete(run: Any, tmp_path: Path) -> 
     code, output = await run("apply", "-f", file)
     assert code == 0, output
     assert "pod/web created" in output
-    code, output = await run("wait", "--for=condition=Ready", "pod/web", "--timeout=30s")
+    code, output = await run("wait", "--for=condition=Ready", "pod/web", "--timeout=90s")
     assert code == 0, output
     code, output = await run("get", "pods")
     assert code == 0
@@ -178,12 +178,13 @@ async def test_apply_wait_get_logs_describe_delete(run: Any, tmp_path: Path) -> 
 async def test_logs_of_a_finished_pod(run: Any, tmp_path: Path) -> None:
     file = manifest(tmp_path, "once", "sleep 0.2; echo line one; echo line two")
     assert (await run("apply", "-f", file))[0] == 0
-    for _ in range(200):
-        code, output = await run("get", "pod", "once")
-        assert code == 0
-        if "Completed" in output:
-            break
-        await asyncio.sleep(0.05)
+    async with asyncio.timeout(60.0):
+        while True:
+            code, output = await run("get", "pod", "once")
+            assert code == 0
+            if "Completed" in output:
+                break
+            await asyncio.sleep(0.05)
     assert (await run("logs", "once"))[1].split("\n")[:2] == ["line one", "line two"]
 
 

@@ -86,10 +86,10 @@ async def world(
         ]  # fmt: skip
         loop = SchedulerLoop(embedded_api.registry, time.time, [Profile("default-scheduler")])
         embedded_api.logs = NodeLogs(lambda: kubelets)
-        for kubelet in kubelets:
-            await kubelet.start()
-        await loop.start()
         try:
+            for kubelet in kubelets:
+                await kubelet.start()
+            await loop.start()
             client = RealKubectl(real, kubeconfig) if real else StandIn(embedded_api)
             yield World(embedded_api, client, tmp_path)
         finally:
@@ -151,7 +151,7 @@ async def test_a_job_runs_to_its_end(world: World) -> None:
     spec = {"completions": 2, "template": template("once", "echo done", restartPolicy="Never")}
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "once"}, "spec": spec}
     await world.run("apply", "-f", world.file(job))
-    await world.run("wait", "--for=condition=Complete", "job/once", "--timeout=30s")
+    await world.run("wait", "--for=condition=Complete", "job/once", "--timeout=90s")
     assert world.api.store.get(JOBS, "default", "once")["status"]["succeeded"] == 2
 
 
@@ -335,7 +335,7 @@ async def test_what_helm_template_prints_is_applied_and_runs(world: World, flags
     await world.run("apply", *flags, "-f", file)
     await world.run("rollout", "status", "deployment/release-scheduler")
     await world.run("rollout", "status", "daemonset/release-agent")
-    await world.run("wait", "--for=condition=Complete", "job/release-certgen", "--timeout=30s")
+    await world.run("wait", "--for=condition=Complete", "job/release-certgen", "--timeout=90s")
     binding = world.api.store.get(CLUSTERROLEBINDINGS, "", "release-agent")
     assert binding["subjects"][0]["name"] == "release-agent"
     await until(lambda: dig(world.api.store.find(ENDPOINTS, "default", "release-scheduler"), "subsets"))

@@ -83,7 +83,7 @@ class World:
         return ""
 
     async def until(self, condition: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(15.0):
+        async with asyncio.timeout(60.0):
             while not (found := condition()):  # noqa: ASYNC110 - the condition is on objects of the API
                 await asyncio.sleep(0.01)
         return found
@@ -110,8 +110,8 @@ async def world(embedded_api: ApiServer) -> AsyncIterator[World]:
             Profile("hami-scheduler", Extender(url, MANAGED), ignored=MANAGED),
         ],
     )
-    await loop.start()
     try:
+        await loop.start()
         yield World(embedded_api, extender)
     finally:
         await loop.stop()

@@ -63,7 +63,7 @@ class Streams:
         path = f"{pod}/exec?{words}&stdout=true&stderr=true{query}"
         output = {STDOUT: b"", STDERR: b""}
         status: Object = {}
-        async with asyncio.timeout(20.0), self.open(path, f"{protocol}.channel.k8s.io") as socket:
+        async with asyncio.timeout(60.0), self.open(path, f"{protocol}.channel.k8s.io") as socket:
             assert socket.protocol == f"{protocol}.channel.k8s.io"
             for data in send or []:
                 await socket.send_bytes(data)
@@ -87,9 +87,9 @@ async def streams(request: pytest.FixtureRequest, embedded_api: ApiServer) -> As
             NodeConfig("n1", Path(directory) / "n1"), embedded_api.registry, time.time, isolation
         )
         embedded_api.logs = NodeLogs(lambda: [kubelet])
-        await kubelet.start()
         async with aiohttp.ClientSession() as session:
             try:
+                await kubelet.start()
                 yield Streams(embedded_api, session)
             finally:
                 await kubelet.stop()
@@ -165,7 +165,7 @@ async def test_the_program_ends_with_the_container(streams: Streams) -> None:
     async with streams.open(path, "v5.channel.k8s.io") as socket:
         await until(lambda: _processes(duration))
         await streams.api.registry.delete(PODS, "default", "p")
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             frames = [message.data async for message in socket]
     assert json.loads(frames[-1][1:])["status"] == "Failure"
     await until(lambda: not _processes(duration))
@@ -241,10 +241,8 @@ async def echo() -> AsyncIterator[int]:
         writer.write(b"<end>")
         writer.close()
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    yield server.sockets[0].getsockname()[1]
-    server.close()
-    await server.wait_closed()
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1]
 
 
 async def test_connections_are_forwarded_through_a_tunnel(streams: Streams, echo: int) -> None:
@@ -279,7 +277,7 @@ async def test_a_peer_that_breaks_the_framing_is_sent_away(streams: Streams) -> 
     await streams.run("p", FOREVER)
     async with streams.open("p/portforward", TUNNEL) as socket:
         await socket.send_bytes(struct.pack(">HHI", 0x8002, 1, 0))
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             frames = [message.data async for message in socket]
     assert frames == [spdy.SpdyConnection.goodbye()]
 
@@ -289,7 +287,7 @@ async def test_ports_of_the_query_are_channels(streams: Streams, echo: int, prot
     await streams.run("p", FOREVER)
     port = struct.pack("<H", echo)
     async with streams.open(f"p/portforward?ports={echo}", f"{protocol}.channel.k8s.io") as socket:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             assert [await socket.receive_bytes() for _ in range(2)] == [b"\0" + port, b"\1" + port]
             await socket.send_bytes(b"\0hello")
             assert await socket.receive_bytes() == b"\0HELLO"
@@ -298,6 +296,6 @@ async def test_ports_of_the_query_are_channels(streams: Streams, echo: int, prot
 async def test_a_channel_to_a_closed_port_says_so(streams: Streams) -> None:
     await streams.run("p", FOREVER)
     async with streams.open("p/portforward?ports=1", "v4.channel.k8s.io") as socket:
-        async with asyncio.timeout(10.0):
+        async with asyncio.timeout(60.0):
             frames = [message.data async for message in socket]
     assert frames[-1].startswith(b"\1error forwarding port 1 to pod")

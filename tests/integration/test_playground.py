@@ -8,10 +8,12 @@ import re
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from local_harness import reaped
 
 from hami.cli.cluster import MODELS
 from hami.local.cluster import Cluster, ClusterConfig, ClusterError, GpuNode, default_native
@@ -33,22 +35,20 @@ def scratch() -> Iterator[Path]:
         yield Path(directory)
 
 
-async def start(scratch: Path, *words: str) -> asyncio.subprocess.Process:
+@asynccontextmanager
+async def started(scratch: Path, *words: str) -> AsyncIterator[asyncio.subprocess.Process]:
     environment = {**os.environ, "TMPDIR": str(scratch), "HAMI_NATIVE_BUILD": str(default_native())}
-    return await asyncio.create_subprocess_exec(
+    process = await asyncio.create_subprocess_exec(
         *COMMAND, *words, env=environment, stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
+    async with reaped(process):
+        yield process
 
 
 async def finish(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
-    try:
-        async with asyncio.timeout(90.0):
-            output, errors = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise
+    async with asyncio.timeout(110.0):
+        output, errors = await process.communicate()
     return process.returncode, output.decode(), errors.decode()
 
 
@@ -58,7 +58,8 @@ def files_in(scratch: Path) -> list[Path]:
 
 async def test_a_command_runs_on_the_cluster_that_was_asked_for(scratch: Path) -> None:
     words = ("--nodes", "2", "--cards", "2", "--model", "T4", "--", sys.executable, "-c", LIST_NODES)
-    status, output, errors = await finish(await start(scratch, *words))
+    async with started(scratch, *words) as process:
+        status, output, errors = await finish(process)
     assert (status, output) == (0, "gpu-node-1 20 True\ngpu-node-2 20 True\n"), errors
     assert files_in(scratch) == []
 
@@ -70,19 +71,20 @@ async def test_a_command_runs_on_the_cluster_that_was_asked_for(scratch: Path) -
 async def test_the_status_of_the_command_is_that_of_hami(
     scratch: Path, words: list[str], status: int
 ) -> None:
-    found, _, errors = await finish(await start(scratch, "--", *words))
+    async with started(scratch, "--", *words) as process:
+        found, _, errors = await finish(process)
     assert found == status, errors
     assert files_in(scratch) == []
 
 
 async def test_without_a_command_it_stays_open_until_interrupted(scratch: Path) -> None:
-    process = await start(scratch)
-    assert process.stderr is not None
-    async with asyncio.timeout(60.0):
-        while b"Logs of the components" not in (line := await process.stderr.readline()):
-            assert line, "it ended by itself"
-    process.send_signal(signal.SIGTERM)
-    status, _, _ = await finish(process)
+    async with started(scratch) as process:
+        assert process.stderr is not None
+        async with asyncio.timeout(100.0):
+            while b"Logs of the components" not in (line := await process.stderr.readline()):
+                assert line, "it ended by itself"
+        process.send_signal(signal.SIGTERM)
+        status, _, _ = await finish(process)
     assert status == 0
     assert files_in(scratch) == []
 

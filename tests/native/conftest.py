@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,9 +36,18 @@ def native() -> NativeBuild:
 
 
 @pytest.fixture
-def node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
+def short_path() -> Iterator[Path]:
+    """A folder of the test's own. Names of sockets in it stay below the 107 bytes that they may have, which
+    those below ``tmp_path`` do not when tests run in several processes.
+    """
+    with tempfile.TemporaryDirectory(prefix="hn-", ignore_cleanup_errors=True) as path:
+        yield Path(path)
+
+
+@pytest.fixture
+def node(native: NativeBuild, short_path: Path) -> Iterator[Node]:
     """A node with one card of 16 GiB and no context overhead."""
-    made = Node(native, tmp_path, {"FAKEGPU_MEMORY_MIB": "16384"})
+    made = Node(native, short_path, {"FAKEGPU_MEMORY_MIB": "16384"})
     yield made
     made.close()
 
@@ -49,18 +59,18 @@ def sanitizer_runtime(name: str) -> str:
 
 
 @pytest.fixture
-def asan_node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
+def asan_node(native: NativeBuild, short_path: Path) -> Iterator[Node]:
     """The same with everything built with ASan and UBSan."""
     settings = {"FAKEGPU_MEMORY_MIB": "16384"}
-    made = Node(native.sanitized("asan"), tmp_path, settings, preload=[sanitizer_runtime("libasan.so")])
+    made = Node(native.sanitized("asan"), short_path, settings, preload=[sanitizer_runtime("libasan.so")])
     yield made
     made.close()
 
 
 @pytest.fixture
-def tsan_node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
+def tsan_node(native: NativeBuild, short_path: Path) -> Iterator[Node]:
     """The same with everything built with TSan."""
     settings = {"FAKEGPU_MEMORY_MIB": "16384"}
-    made = Node(native.sanitized("tsan"), tmp_path, settings, preload=[sanitizer_runtime("libtsan.so")])
+    made = Node(native.sanitized("tsan"), short_path, settings, preload=[sanitizer_runtime("libtsan.so")])
     yield made
     made.close()

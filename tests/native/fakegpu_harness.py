@@ -53,7 +53,7 @@ class Cards:
             env=self.environment(**settings),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
         )
 
     def start(self, *words: str, program: object = "gpuprog", **settings: object) -> subprocess.Popen[str]:
@@ -82,7 +82,7 @@ class Cards:
             env=self._python_environment(**settings),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
         )
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.strip().splitlines()[-1])
@@ -120,8 +120,7 @@ class Cards:
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
     """Poll until the condition holds; a test that waits for ever fails with its subject."""
-    for _ in range(2000):
-        if condition():
-            return
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened: {what}"
         time.sleep(0.01)
-    raise AssertionError(f"never happened: {what}")

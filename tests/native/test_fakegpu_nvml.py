@@ -215,3 +215,59 @@ def test_topology_and_links(cards: Cards) -> None:
         """
     )
     assert result == [20, 50, 12, True]
+
+
+LINKS = """
+    import json, pynvml as n
+    n.nvmlInit()
+    cards = [n.nvmlDeviceGetHandleByIndex(i) for i in range(n.nvmlDeviceGetCount())]
+    index = {n.nvmlDeviceGetPciInfo(card).busId: i for i, card in enumerate(cards)}
+    def peer(card, link):
+        try:
+            if not n.nvmlDeviceGetNvLinkState(card, link):
+                return "down"
+        except n.NVMLError as error:
+            return -error.value
+        name = n.nvmlDeviceGetNvLinkRemotePciInfo(card, link).busId
+        kind = n.nvmlDeviceGetNvLinkRemoteDeviceType(card, link)
+        return index[name] if kind == n.NVML_NVLINK_DEVICE_TYPE_GPU else f"{name} {kind}"
+    peers = [[peer(card, link) for link in range(19)] for card in cards]
+    levels = [[n.nvmlDeviceGetTopologyCommonAncestor(a, b) for b in cards] for a in cards]
+    print(json.dumps([peers, levels]))
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4, 7, 8])
+@pytest.mark.parametrize(("model", "links"), [("V100-SXM2-16GB", 6), ("A100-SXM4-40GB", 12), ("H200", 18)])
+def test_both_ends_know_every_link_and_links_are_divided_evenly(
+    tmp_path: Path, devices: int, model: str, links: int
+) -> None:
+    peers, _ = Cards(tmp_path / "s", devices=devices, model=model).python(LINKS)
+    counts = [[row.count(other) for other in range(devices)] for row in peers]
+    assert counts == [list(column) for column in zip(*counts, strict=True)]
+    assert [row.count("down") for row in peers] == [0 if devices > 1 else links] * devices
+    others = [count for one, row in enumerate(counts) for two, count in enumerate(row) if one != two]
+    assert not others or max(others) - min(others) <= 1
+    assert [row[links:] for row in peers] == [[-3] * (18 - links) + [-2]] * devices
+
+
+def test_cards_without_nvlink_are_no_peers(tmp_path: Path) -> None:
+    peers, _ = Cards(tmp_path / "s", devices=3, model="T4,A100-SXM4-40GB").python(LINKS)
+    assert [set(row) for row in peers] == [{-3, -2}, {2, -3, -2}, {1, -3, -2}]
+
+
+def test_links_and_common_ancestors_are_settings(tmp_path: Path) -> None:
+    settings = {"nvlinks": "0-1:2, 2>3:1,0-s:1,1-9:1,0-2:17,x", "pcie": "0-1:10,2>3:30"}
+    cards = Cards(tmp_path / "s", devices=4, model="L40S", **settings)
+    peers, levels = cards.python(LINKS)
+    down = [row.count("down") for row in peers]
+    used = [[x for x in row if x not in (-3, -2)] for row in peers]
+    assert used == [[1, 1, "00000000:C4:00.0 2"], [0, 0], [3], []]
+    assert down == [0, 0, 0, 0]
+    assert levels == [[0, 10, 50, 50], [10, 0, 50, 50], [50, 50, 0, 30], [50, 50, 20, 0]]
+
+
+@pytest.mark.parametrize(("value", "expected"), [("none", "down"), ("switch", "00000000:C4:00.0 2")])
+def test_links_to_switches_and_no_links(tmp_path: Path, value: str, expected: str) -> None:
+    peers, _ = Cards(tmp_path / "s", devices=2, model="H200", nvlinks=value).python(LINKS)
+    assert peers == [[expected] * 18 + [-2]] * 2

@@ -94,6 +94,13 @@ def test_a_worker_reports_until_it_is_told_to_stop(cards: Cards) -> None:
     assert worker.wait() == 0
 
 
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_help_goes_to_standard_output(cards: Cards, option: str) -> None:
+    done = cards.attempt(option)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "worker --mib" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -9,11 +10,10 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, UNKNOWN, Node, Shell, read_usage
+from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, UNKNOWN, Node, Shell, read_usage, wait_until
 
 from hami.protocol import region_layout as layout
 
@@ -44,14 +44,6 @@ def send(shell: Shell, command: str) -> None:
 def answer(shell: Shell) -> int:
     assert shell.process.stdout is not None
     return int(shell.process.stdout.readline().split()[0])
-
-
-def wait_until(condition: Callable[[], bool], limit_s: float = 30) -> None:
-    """The limit only ends a test that fails."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never became true"
-        time.sleep(0.02)
 
 
 def test_a21_without_a_free_slot_a_process_is_counted_alone_against_the_sum(node: Node) -> None:
@@ -112,8 +104,11 @@ def test_a81_a_request_that_does_not_fit_takes_no_room_from_one_that_does(node: 
 
 
 def threads(shell: Shell) -> list[str]:
-    folder = Path(f"/proc/{shell.process.pid}/task")
-    return [(task / "comm").read_text().strip() for task in folder.iterdir()]
+    names = []
+    for task in Path(f"/proc/{shell.process.pid}/task").iterdir():
+        with contextlib.suppress(OSError):  # it has just ended
+            names.append((task / "comm").read_text().strip())
+    return names
 
 
 def test_a95_one_process_of_a_container_watches_and_another_takes_over(node: Node) -> None:
@@ -220,7 +215,7 @@ def test_a105_the_legacy_flag_gives_the_same_functions_as_none(node: Node) -> No
         "    rows.append((name, version, found[0] == found[1], found[0][0], owner(found[0][2] or 0)))\n"
         "print(json.dumps(rows))\n"
     )
-    rows = json.loads(node.python(code, FAKEGPU_CUDA_VERSION="13010"))
+    rows = json.loads(node.python(code, FAKEGPU_CUDA_VERSION="13990"))
     assert [row[:2] for row in rows if not row[2]] == []
     assert {row[4] for row in rows if row[3] == 0} == {"libvgpu.so"}
     assert sum(row[3] == 0 for row in rows) > 40
@@ -265,9 +260,9 @@ def test_a110_a_child_of_a_raw_system_call_leaves_its_parent_alone(node: Node) -
         "if child == 0:\n"
         "    cuda.cuMemAlloc_v2(ctypes.byref(block), ctypes.c_size_t(1 << 20))\n"
         "    cuda.cuMemFree_v2(block)\n"
-        "    os._exit(0)\n"
-        "os.waitpid(child, 0)\n"
-        "print(os.getpid(), flush=True)\n"
+        "    ctypes.CDLL(None).exit(0)  # destructors run\n"
+        "status = os.waitpid(child, 0)[1]\n"
+        "print(os.getpid(), status, flush=True)\n"
         "sys.stdin.readline()\n"
     )
     process = subprocess.Popen(
@@ -279,7 +274,8 @@ def test_a110_a_child_of_a_raw_system_call_leaves_its_parent_alone(node: Node) -
     )
     try:
         assert process.stdout is not None
-        pid = int(process.stdout.readline())
+        pid, status = (int(word) for word in process.stdout.readline().split())
+        assert status == 0
         assert read_usage(node.region())[pid] == MIB
         assert layout.V1Slot.pid.read(node.region().read_bytes(), layout.V1.procs.base(0)) == pid
     finally:
@@ -351,7 +347,8 @@ def test_a24_a_region_of_another_user_is_refused(node: Node) -> None:
 def test_a98_a_storm_of_tiny_kernels_on_an_idle_card_is_not_slowed(node: Node, rate: int) -> None:
     """What the events measure is charged, about nothing. The storm keeps its rate by pauses.
 
-    On a busy machine a measured launch may be interrupted; who charges too much waits nearly always.
+    One that is charged too much waits for nearly all of the three seconds. On a busy machine short
+    interruptions of a measured launch count as its cost, and the program waits now and then.
     """
     code = LAUNCH + (
         "import time\n"
@@ -387,7 +384,7 @@ def test_a98_a_storm_of_tiny_kernels_on_an_idle_card_is_not_slowed(node: Node, r
         before = throttled()
     finally:
         process.communicate("\n")
-    assert throttled() - before < 300_000_000
+    assert throttled() - before < 1_500_000_000
 
 
 def test_a100_events_stay_within_their_budget(node: Node, tmp_path: Path) -> None:
@@ -436,8 +433,10 @@ def test_a119_a_process_that_allocates_while_it_exits_stays_counted_to_its_end(
 ) -> None:
     """One thread goes on while the main thread is in exit(), where a destructor behind ours takes time."""
     source, slow = tmp_path / "slow.c", tmp_path / "slow.so"
+    gone = tmp_path / "gone"
     source.write_text(
-        "#include <unistd.h>\n__attribute__((destructor)) static void wait_long(void) { usleep(2000000); }\n"
+        "#include <unistd.h>\n__attribute__((destructor)) static void wait_long(void) {\n"
+        f'    for (int i = 0; i < 6000 && access("{gone}", F_OK) != 0; i++) usleep(10000);\n}}\n'
     )
     subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(slow)], check=True)
     code = LAUNCH + (
@@ -463,6 +462,7 @@ def test_a119_a_process_that_allocates_while_it_exits_stays_counted_to_its_end(
         stdout=subprocess.PIPE,
         text=True,
     )
+    node.shells.append(Shell(process, tmp_path / "none"))
     assert process.stdout is not None
     assert process.stdin is not None
     assert process.stdout.readline() == "ready\n"
@@ -471,14 +471,11 @@ def test_a119_a_process_that_allocates_while_it_exits_stays_counted_to_its_end(
     process.stdin.flush()
     wait_until(lambda: process.pid not in read_usage(node.region()))
     during = []
-    while process.poll() is None:
+    for _ in range(50):
         totals = layout.Extension.totals.read(node.region().read_bytes(), EXTENSION, 1)
-        result, block, _ = other.ask(f"alloc {1024 * MIB}")
-        if process.poll() is None:
-            during.append((result, totals >= 512 * MIB))
-        elif result == SUCCESS:
-            other.must(f"free {block}")
-    assert during
+        during.append((other.ask(f"alloc {1024 * MIB}")[0], totals >= 512 * MIB))
+    assert process.poll() is None
+    gone.touch()
     assert set(during) == {(OUT_OF_MEMORY, True)}
     process.communicate()
     other.must(f"alloc {1024 * MIB}")

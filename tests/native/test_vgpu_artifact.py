@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from vgpu_harness import MIB, NativeBuild, Node
+from vgpu_harness import FORBIDDEN, MIB, NativeBuild, Node
 
 ROOT = Path(__file__).resolve().parents[2]
 VGPU = ROOT / "native" / "vgpu"
@@ -77,21 +77,6 @@ def test_thread_local_storage_is_small(native: NativeBuild) -> None:
     ]
     assert len(tls) == 1
     assert int(tls[0].split()[5], 16) <= 64
-
-
-FORBIDDEN = {
-    "exit",
-    "_exit",
-    "abort",
-    "umask",
-    "signal",
-    "sigaction",
-    "setenv",
-    "putenv",
-    "printf",
-    "system",
-    "sleep",
-}
 
 
 def test_the_library_never_ends_or_changes_its_process(native: NativeBuild) -> None:

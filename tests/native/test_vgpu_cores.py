@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 
 import pytest
-from vgpu_harness import SUCCESS, Node, Shell
+from vgpu_harness import SUCCESS, Node, Shell, wait_until
 
 from hami.protocol import region_layout as layout
 
@@ -62,6 +62,13 @@ def test_the_card_spends_about_the_limit_on_the_container(node: Node, limit: int
     assert spent.is_about(limit), spent
 
 
+def test_a_program_that_never_synchronises_has_few_launches_under_way(node: Node) -> None:
+    """A130: the driver's own queue, at its longest."""
+    spend(node, [launcher(node, ns=10_000_000, CUDA_DEVICE_SM_LIMIT="30")])
+    (process,) = node.driver_state()["processes"]
+    assert 1 < process["on"][0]["most_queued"] <= 8
+
+
 def test_two_processes_of_a_container_share_the_limit(node: Node) -> None:
     """A59."""
     shells = [launcher(node, CUDA_DEVICE_SM_LIMIT="30") for _ in range(2)]
@@ -85,7 +92,12 @@ def test_two_containers_get_their_own_shares(node: Node) -> None:
 
 
 @pytest.mark.parametrize(
-    "env", [{}, {"GPU_CORE_UTILIZATION_POLICY": "disable", "CUDA_DEVICE_SM_LIMIT": "20"}]
+    "env",
+    [
+        {},
+        {"CUDA_DEVICE_SM_LIMIT": "0"},
+        {"GPU_CORE_UTILIZATION_POLICY": "disable", "CUDA_DEVICE_SM_LIMIT": "20"},
+    ],
 )
 def test_without_a_limit_nothing_is_slowed(node: Node, env: dict[str, str]) -> None:
     """A61."""
@@ -117,11 +129,11 @@ def test_a_blocked_container_pauses_and_goes_on(node: Node) -> None:
         assert shell.process.stdout is not None
         shell.process.stdin.write("launch 1 1 32\n")
         shell.process.stdin.flush()
-        time.sleep(0.3)
-        flags = layout.ExtensionSlot.flags.read(
-            node.region().read_bytes(), layout.EXTENSION_OFFSET + layout.Extension.slots.offset
+        slot = layout.EXTENSION_OFFSET + layout.Extension.slots.offset
+        flags = layout.ExtensionSlot.flags
+        wait_until(
+            lambda: bool(flags.read(node.region().read_bytes(), slot) & layout.SLOT_FLAG_PRIORITY_BLOCKED)
         )
-        assert flags & layout.SLOT_FLAG_PRIORITY_BLOCKED
         stream.seek(layout.V1.recent_kernel.offset)
         stream.write(bytes(4))
     assert shell.process.stdout.readline().split()[0] == str(SUCCESS)
@@ -146,16 +158,46 @@ def test_throttled_time_is_published(node: Node) -> None:
     assert layout.ExtensionDevice.core_limit.read(data, device) == 10
 
 
-def test_the_leader_writes_what_nvml_shows_into_the_slots(node: Node) -> None:
-    """9.6: utilisation and memory of each process, for the monitor."""
+@pytest.mark.parametrize("env", [{}, {"CUDA_DEVICE_SM_LIMIT": "50"}])
+def test_the_leader_writes_what_nvml_shows_into_the_slots(node: Node, env: dict[str, str]) -> None:
+    """9.6: use and memory of each process for the monitor, with or without a core limit (B65, B66)."""
     node.settings["FAKEGPU_CONTEXT_MIB"] = "100"
-    shell = launcher(node, CUDA_DEVICE_SM_LIMIT="50")
-    slot, seen = layout.V1.procs.base(0), []
-    for _ in range(20):
+    shell = launcher(node, extra=env)
+    slot = layout.V1.procs.base(0)
+
+    def shown(field: layout.Number) -> int:
+        return field.read(node.region().read_bytes(), slot)
+
+    for _ in range(40):
         shell.must("launchfor 500 10 128")
-        data = node.region().read_bytes()
-        seen.append(layout.V1Slot.util_sm.read(data, slot))
-        if seen[-1] > 10:
+        if shown(layout.V1Slot.util_sm) > 10:
             break
-    assert 10 < seen[-1] <= 100
-    assert layout.V1Slot.monitorused.read(data, slot) == 100 * 1024 * 1024
+    assert 10 < shown(layout.V1Slot.util_sm) <= 100
+    assert shown(layout.V1Slot.monitorused) == 100 * 1024 * 1024
+    wait_until(lambda: shown(layout.V1Slot.util_sm) == 0)  # the program is idle
+
+
+def charged_ns(node: Node) -> int:
+    """What the bucket of the card was charged, without the factor."""
+    device = layout.EXTENSION_OFFSET + layout.Extension.devices.offset
+    return layout.ExtensionDevice.charged.read(node.region().read_bytes(), device)
+
+
+def test_a_host_thread_that_is_away_during_a_launch_is_charged_no_card_time(node: Node) -> None:
+    """The card waited for the host between the events; what it did is known from the other launches."""
+    shell = launcher(node, extra={"FAKEGPU_DELAY_US": "cuLaunchKernel=20000"}, CUDA_DEVICE_SM_LIMIT="90")
+    for _ in range(20):
+        shell.must("launch 1 10 128")
+        shell.must("sync")
+    assert 20 * 100_000 / 2 < charged_ns(node) < 40_000_000  # the host was away for 400 ms
+
+
+def test_work_that_was_queued_before_the_card_came_to_it_is_charged_whole(node: Node) -> None:
+    """However long the host took to queue it. Each launch is of a size never seen before."""
+    delayed = {"FAKEGPU_DELAY_US": "cuLaunchKernel=20000"}
+    shell = launcher(node, ns=300_000_000, extra=delayed, CUDA_DEVICE_SM_LIMIT="90")
+    for size in range(5):
+        shell.must(f"launch 1 {1 << size} 32")
+    shell.must("sync")
+    shell.must("launch 1 64 32")
+    assert charged_ns(node) >= 5 * 295_000_000

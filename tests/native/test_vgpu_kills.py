@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import random
 import signal
+import struct
 import time
 
 from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, Node, read_usage
 
 from hami.protocol import region_layout as layout
+
+SLOW = layout.EXTENSION_OFFSET + layout.Extension.slow.offset
 
 
 def test_kills_under_load_leave_the_accounts_in_order(node: Node) -> None:
@@ -59,6 +64,22 @@ def test_a_stopped_process_delays_nobody_that_fits(node: Node) -> None:
     finally:
         stopped.process.send_signal(signal.SIGCONT)
     assert stopped.ask("alloc 1")[0] == OUT_OF_MEMORY
+
+
+def test_a_request_that_fits_passes_a_holder_of_the_lock_who_does_not_go_on(node: Node) -> None:
+    """7.2: stopped, or killed and not yet gone; who does not fit is refused in the end, nothing is added."""
+    ofd_setlk = 37
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m", LIBCUDA_LOG_LEVEL="0").start()
+    with node.region().open("r+b", buffering=0) as stream:
+        lock = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, layout.LOCK_ADMISSION, 1, 0)
+        fcntl.fcntl(stream, ofd_setlk, lock)
+        os.pwrite(stream.fileno(), (1).to_bytes(4, "little"), SLOW)
+        shell.must(f"alloc {32 * MIB}")
+        assert shell.ask(f"alloc {33 * MIB}")[0] == OUT_OF_MEMORY
+        shell.must(f"alloc {32 * MIB}")
+    assert shell.ask("alloc 1")[0] == OUT_OF_MEMORY  # clears the word that the holder left
+    assert layout.Extension.slow.read(node.region().read_bytes(), layout.EXTENSION_OFFSET) == 0
+    assert read_usage(node.region()) == {shell.process.pid: 64 * MIB}
 
 
 def test_children_forked_under_load_do_no_harm(node: Node) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from vgpu_harness import MIB, OUT_OF_MEMORY, Node, Shell
+from vgpu_harness import MIB, OUT_OF_MEMORY, Node, Shell, wait_until
 
 from hami.protocol import region_layout as layout
 
@@ -52,23 +53,16 @@ def host_region(node: Node) -> Path:
     return node.directory / "host.cache"
 
 
-def container(node: Node, file: Path, how: str = "ro", **env: str) -> Shell:
-    root = node.directory / f"root{len(node.shells)}"
+def entered(node: Node, file: Path, how: str) -> tuple[str, ...]:
+    """The command that runs what follows it in a new container."""
+    root = node.directory / f"root{len(list(node.directory.glob('root*')))}"
     root.mkdir()
-    prefix = (
-        "unshare",
-        "--user",
-        "--map-root-user",
-        "--mount",
-        "sh",
-        "-c",
-        CONTAINER,
-        "sh",
-        str(root),
-        str(file),
-        how,
-    )
-    return node.shell(prefix=prefix, extra=env).start()
+    unshare = ("unshare", "--user", "--map-root-user", "--mount")
+    return (*unshare, "sh", "-c", CONTAINER, "sh", str(root), str(file), how)
+
+
+def container(node: Node, file: Path, how: str = "ro", **env: str) -> Shell:
+    return node.shell(prefix=entered(node, file, how), extra=env).start()
 
 
 def test_the_file_sets_the_limits(node: Node) -> None:
@@ -125,9 +119,32 @@ def test_a_file_rewritten_in_place_comes_into_force(node: Node) -> None:
         with file.open("r+") as stream:
             stream.truncate(0)
             stream.write(content(node, f"CUDA_DEVICE_MEMORY_LIMIT_0={limit}m"))
-        deadline = time.monotonic() + 20
-        while shell.ask("info")[2] != limit * MIB and time.monotonic() < deadline:
+
+        def holds(limit: int = limit) -> bool:
             shell.must("launch 1 1 32")
-            assert shell.ask("info")[2] in (128 * MIB, 256 * MIB, 512 * MIB)
-            time.sleep(0.05)
-        assert shell.ask("info")[2] == limit * MIB
+            now: int = shell.ask("info")[2]
+            assert now in (128 * MIB, 256 * MIB, 512 * MIB)
+            return now == limit * MIB
+
+        wait_until(holds)
+
+
+@pytest.mark.parametrize("tool", ["c", "python"])
+@pytest.mark.parametrize("how", ["ro", "plain"])
+def test_the_tools_set_no_limit_above_a_file_that_the_library_trusts(node: Node, tool: str, how: str) -> None:
+    shell = container(node, limits_file(node, "CUDA_DEVICE_MEMORY_LIMIT_0=256m"))
+    file = limits_file(node, "CUDA_DEVICE_MEMORY_LIMIT_0=256m")
+    command = [str(node.build.directory / "vgpu-region"), "--file"]
+    if tool == "python":
+        command = [sys.executable, "-c", "from hami.cli.main import main; main()", "region"]
+    for size, allowed in (("257m", how == "plain"), ("128m", True)):
+        done = subprocess.run(
+            [*entered(node, file, how), *command, str(host_region(node)), "--set-limit", f"0={size}"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode == 0) == allowed, done.stderr
+        assert allowed or "257 MiB is above the 256 MiB of" in done.stderr
+    assert shell.ask("info")[2] == 128 * MIB

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 import signal
-import time
 
 import pytest
-from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, Node, read_usage
+from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, Node, read_usage, wait_until
 
 GIB = 1024 * MIB
 
@@ -76,9 +75,7 @@ def test_memory_of_a_killed_process_disappears_without_any_request(node: Node) -
     holder = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="1024m").start()
     holder.must(f"alloc {GIB}")
     holder.kill()
-    deadline = time.monotonic() + 30
-    while holder.process.pid in read_usage(node.region()) and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: holder.process.pid not in read_usage(node.region()))
     assert read_usage(node.region()) == {leader.process.pid: 0}
 
 
@@ -207,6 +204,73 @@ def test_physical_memory_is_charged_until_handle_and_mapping_are_gone(node: Node
     shell.must(f"unmap {address} {64 * MIB}")
     assert read_usage(node.region()) == {shell.process.pid: 0}
     shell.must(f"create {64 * MIB} 1 0")
+
+
+@pytest.mark.parametrize("reach", ["link", "proc2"])
+def test_an_own_export_that_comes_back_keeps_the_memory_charged(node: Node, reach: str) -> None:
+    """The memory lives as long as any of its handles and mappings, in whatever order they go."""
+    shell = node.shell(reach=reach, CUDA_DEVICE_MEMORY_LIMIT_0="96m").start()
+    for order in ("original first", "copy first", "mapped copy"):
+        original = shell.must(f"create {64 * MIB} 1 0")
+        other = shell.must(f"create {16 * MIB} 1 0")
+        files = [shell.must(f"export {handle}") for handle in (other, original)]
+        copy = shell.must(f"import {files[1]} {int(order == 'copy first')}")
+        assert read_usage(node.region()) == {shell.process.pid: 80 * MIB}
+        assert shell.ask(f"create {32 * MIB} 1 0")[0] == OUT_OF_MEMORY
+        address = shell.must(f"map {64 * MIB} {copy}") if order == "mapped copy" else 0
+        handles = [copy, original] if order == "copy first" else [original, copy]
+        shell.must(f"hrelease {handles[0]}")
+        assert shell.ask(f"create {32 * MIB} 1 0")[0] == OUT_OF_MEMORY, order
+        shell.must(f"hrelease {handles[1]}")
+        if address:
+            assert shell.ask(f"create {32 * MIB} 1 0")[0] == OUT_OF_MEMORY, order
+            shell.must(f"unmap {address} {64 * MIB}")
+        assert read_usage(node.region()) == {shell.process.pid: 16 * MIB}, order
+        (process,) = node.driver_state()["processes"]
+        assert process["on"][0]["unit_bytes"] == 16 * MIB, order
+        shell.must(f"hrelease {other}")
+        assert read_usage(node.region()) == {shell.process.pid: 16 * MIB}, "its file keeps it"
+        shell.must(f"closefile {files[0]}")
+        shell.must("info")
+        assert read_usage(node.region()) == {shell.process.pid: 0}
+
+
+def test_memory_that_only_a_file_keeps_stays_charged(node: Node) -> None:
+    """cuMemRelease: the memory goes when its shareable counterparts are gone too."""
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    for first_again in (True, False):
+        handle = shell.must(f"create {48 * MIB} 1 0")
+        files = [shell.must(f"export {handle}") for _ in range(2)]
+        shell.must(f"hrelease {handle}")
+        assert shell.ask(f"create {32 * MIB} 1 0")[0] == OUT_OF_MEMORY
+        if first_again:
+            copy = shell.must(f"import {files[0]}")
+            shell.must(f"closefile {files[1]}")
+            assert shell.ask(f"create {32 * MIB} 1 0")[0] == OUT_OF_MEMORY
+            shell.must(f"hrelease {copy}")
+        else:
+            for file in files:
+                shell.must(f"closefile {file}")
+        shell.must(f"hrelease {shell.must(f'create {64 * MIB} 1 0')}")
+    assert read_usage(node.region()) == {shell.process.pid: 0}
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_more_exports_than_marks_lose_no_byte(node: Node, at_once: bool) -> None:
+    shell = node.shell().start()
+    originals = [shell.must(f"create {2 * MIB * (1 + each % 3)} 1 0") for each in range(150)]
+    copies = []
+    if at_once:
+        files = [shell.must(f"export {original}") for original in originals]
+        copies = [shell.must(f"import {file}") for file in files]
+    for original in originals:
+        if not at_once:
+            copies.append(shell.must(f"import {shell.must(f'export {original}')} 1"))
+        shell.must(f"hrelease {original}")
+    assert read_usage(node.region()) == {shell.process.pid: 600 * MIB}
+    for copy in copies:
+        shell.must(f"hrelease {copy}")
+    assert read_usage(node.region()) == {shell.process.pid: 0}
 
 
 def test_physical_memory_counts_on_the_device_it_names(node: Node) -> None:
@@ -371,9 +435,7 @@ def test_a_process_killed_inside_the_driver_loses_its_reservation(node: Node) ->
     assert victim.process.stdin is not None
     victim.process.stdin.write(f"alloc {64 * MIB}\n")
     victim.process.stdin.flush()
-    deadline = time.monotonic() + 20
-    while other.ask("info")[1] != 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: other.ask("info")[1] == 0)
     assert other.ask("alloc 1")[0] == OUT_OF_MEMORY
     victim.kill()
     other.must(f"alloc {64 * MIB}")

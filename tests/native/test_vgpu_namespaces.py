@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hostpid_harness import host_side
 from vgpu_harness import MIB, Node, Shell
 
 from hami.protocol import region_layout as layout
@@ -27,19 +26,8 @@ print(json.dumps([p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(car
 def served(node: Node) -> Iterator[Node]:
     """The node with the driver's host side, which knows every client's host PID; contexts take 300 MiB."""
     node.settings["FAKEGPU_CONTEXT_MIB"] = "300"
-    process = subprocess.Popen(
-        [str(node.build.driver / "fakegpud"), "serve"],
-        env={**node.environment(), "LD_PRELOAD": "", **node.settings},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 20
-    while not any(path.is_socket() for path in node.state.iterdir()) and time.monotonic() < deadline:
-        assert process.poll() is None
-        time.sleep(0.02)
-    yield node
-    process.terminate()
-    process.wait()
+    with host_side(node.build, node):
+        yield node
 
 
 def host_pid(shell: Shell) -> int:
@@ -70,6 +58,19 @@ def test_a_context_is_measured_inside_a_namespace(served: Node) -> None:
     shell = served.shell("a", prefix=NAMESPACE, CUDA_DEVICE_MEMORY_LIMIT_0="1g").start()
     shell.must(f"alloc {100 * MIB}")
     assert shell.ask("info")[1:] == ((1024 - 400) * MIB, 1024 * MIB)
+
+
+def test_a_neighbour_whose_host_pid_is_the_own_pid_counts_for_nothing(served: Node) -> None:
+    neighbour = served.shell("neighbour").start()
+    neighbour.must(f"alloc {1000 * MIB}")
+    pid = neighbour.process.pid
+    start = 'echo $(($0 - 1)) > /proc/sys/kernel/ns_last_pid; "$@"; exit $?'
+    prefix = (*NAMESPACE, "/bin/sh", "-c", start, str(pid))
+    shell = served.shell("a", prefix=prefix, CUDA_DEVICE_MEMORY_LIMIT_0="1g").start()
+    own, on_host = slot(served, "a")
+    assert own == pid
+    assert on_host not in (0, pid)
+    assert shell.ask("info")[1:] == ((1024 - 300) * MIB, 1024 * MIB)
 
 
 def test_a_driver_that_names_pids_of_the_namespace_is_recognised(node: Node) -> None:

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, UNKNOWN, Node, read_usage
+from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, UNKNOWN, NativeBuild, Node, read_usage
 
 from hami.protocol import region_layout as layout
 
@@ -163,6 +163,16 @@ def test_an_extension_of_another_version_is_left_alone_and_limits_hold(node: Nod
     assert node.region().read_bytes()[layout.EXTENSION_OFFSET :] == data[layout.EXTENSION_OFFSET :]
 
 
+def test_a_region_is_made_where_new_files_belong_to_somebody_else(node: Node) -> None:
+    node.preload.append(str(node.build.program("libvgpu_squash.so")))
+    one = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    one.must(f"alloc {40 * MIB}")
+    other = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    assert other.ask(f"alloc {40 * MIB}")[0] == OUT_OF_MEMORY
+    assert node.region().stat().st_mode & 0o7777 == 0o666
+    assert one.stderr() == ""
+
+
 def test_where_no_region_can_be_made_limits_hold_for_the_process(node: Node) -> None:
     """A22."""
     shell = node.shell(
@@ -232,6 +242,35 @@ def test_many_processes_that_start_at_once_get_slots_of_their_own(node: Node) ->
     assert read_usage(node.region()) == {shell.process.pid: MIB for shell in shells}
 
 
+def crowd(native: NativeBuild, region: Path, how: str, count: int) -> tuple[int, int]:
+    """Different slots that so many processes had, and places of the region in use."""
+    done = subprocess.run(
+        [str(native.program("vgpu_crowd")), str(region), how, str(count)],
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=True,
+    )
+    different, places = done.stdout.split()
+    return int(different), int(places)
+
+
+@pytest.mark.parametrize("count", [1000, 1024])
+def test_a_thousand_processes_at_once_get_slots_of_their_own(
+    native: NativeBuild, tmp_path: Path, count: int
+) -> None:
+    """A124: also when every slot is taken."""
+    different, places = crowd(native, tmp_path / "crowd.cache", "together", count)
+    assert different == count
+    assert count <= places <= 1024
+
+
+def test_slots_of_the_killed_are_used_again(native: NativeBuild, tmp_path: Path) -> None:
+    """A124: two thousand are killed and replaced, one after another, and nobody sweeps."""
+    _, places = crowd(native, tmp_path / "crowd.cache", "replaced", 2000)
+    assert places <= 64
+
+
 def test_a_process_that_execs_gives_its_old_slot_up(node: Node) -> None:
     """A57: the new image's numbers start at 0, the old ones do not block it."""
     code = (
@@ -262,6 +301,12 @@ def test_no_descriptor_of_the_region_stays_open(node: Node) -> None:
     }
     assert str(node.region()) not in open_files
     assert subprocess.run(["true"], check=False).returncode == 0
+
+
+def test_a_descriptor_of_the_program_with_the_number_of_the_region_s_survives_a_fork(node: Node) -> None:
+    node.preload.append(str(node.build.program("libvgpu_fork_at_close.so")))
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    assert shell.stderr() == "the child has it\n"
 
 
 def beside_the_library(node: Node, names: list[str]) -> list[str]:

@@ -23,6 +23,8 @@ NAMES = [
     "admission_undecided",
     "without_ofd_locks",
     "admission_settles_before_it_refuses",
+    "moved_numbers",
+    "numbers_written_over",
 ]
 
 
@@ -40,6 +42,15 @@ def test_unit(native: NativeBuild, tmp_path: Path, sanitizer: str, name: str) ->
         env={"LIBCUDA_LOG_LEVEL": "0"},
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("sanitizer", ["", "asan"])
+def test_the_bucket_gives_the_share_in_simulated_time(native: NativeBuild, sanitizer: str) -> None:
+    """A125, A126, A127, as far as the bucket decides: kernels of known cost that wait for their end."""
+    build = native.sanitized(sanitizer) if sanitizer else native
+    program = str(build.program("vgpu_limiter_model"))
+    done = subprocess.run([program], capture_output=True, text=True, timeout=100, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
 
 
 def test_every_unit_is_listed_here(native: NativeBuild) -> None:

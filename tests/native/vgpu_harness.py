@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,20 @@ MIB = 1024 * 1024
 SUCCESS = 0
 OUT_OF_MEMORY = 2
 UNKNOWN = 999
+FORBIDDEN = {
+    "exit",
+    "_exit",
+    "abort",
+    "umask",
+    "signal",
+    "sigaction",
+    "setenv",
+    "putenv",
+    "printf",
+    "system",
+    "sleep",
+}
+"""Functions with which a library would end its process, change it or write: libvgpu.so calls none of them."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +190,7 @@ class Node:
             env=self.environment(container, **env),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=100,
             check=False,
         )
 
@@ -185,7 +201,7 @@ class Node:
             env={"FAKEGPU_STATE": str(self.state)},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=True,
         )
         return json.loads(done.stdout)
@@ -203,6 +219,7 @@ class Node:
     def close(self) -> None:
         for shell in self.shells:
             if shell.process.poll() is None:
+                shell.process.send_signal(signal.SIGCONT)  # a test may have stopped it
                 shell.end()
             for stream in (shell.process.stdin, shell.process.stdout):
                 if stream is not None:
@@ -210,9 +227,22 @@ class Node:
                         stream.close()
 
 
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Until it holds. The limit only ends a test that fails: on a busy machine much takes long."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never became true"
+        time.sleep(0.02)
+
+
 def read_usage(region: Path, device: int = 0) -> dict[int, int]:
-    """Bytes on a device by PID, as a monitor reads them: slots below proc_num whose status is not free."""
+    """Bytes on a device by PID, as a monitor reads them: slots below proc_num whose status is not free.
+
+    Raises ValueError while the file is being made.
+    """
     data = region.read_bytes()
+    if len(data) < layout.V1.SIZE:
+        raise ValueError(f"{region} has {len(data)} bytes")
     used: dict[int, int] = {}
     for k in range(layout.V1.proc_num.read(data)):
         base = layout.V1.procs.base(k)

@@ -1,4 +1,4 @@
-"""`tests/acceptance.toml` is complete and names only tests that exist."""
+"""`tests/acceptance.toml` and `tests/known_faults.toml` are complete and name only tests that exist."""
 
 import ast
 import functools
@@ -18,7 +18,12 @@ _LEAST_REASON = 12
 
 
 def _documents() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((_TESTS / "acceptance.toml").read_text("utf-8"))
+    tables: dict[str, dict[str, Any]] = {}
+    for name in ("acceptance.toml", "known_faults.toml"):
+        content = tomllib.loads((_TESTS / name).read_text("utf-8"))
+        assert not set(content) & set(tables), "a table is in both files"
+        tables |= content
+    return tables
 
 
 def _expanded(ids: list[str]) -> Iterator[str]:

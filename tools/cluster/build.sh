@@ -56,8 +56,8 @@ if ! have containerd "$CTD"; then
     -o "$OUT/" $c/cmd/containerd $c/cmd/containerd-shim-runc-v2 $c/cmd/ctr 2>&1 | progress containerd
   built containerd "$CTD"
 fi
-if ! have helm "$HELM"; then
+if ! have helm "$HELM-kube$HELM_KUBE_MINOR"; then
   building helm "$HELM" 2
-  GOFLAGS= GOBIN="$OUT" go install -v -trimpath -ldflags "-s -w -X helm.sh/helm/v3/internal/version.version=v$HELM" "helm.sh/helm/v3/cmd/helm@v$HELM" 2>&1 | progress helm
-  built helm "$HELM"
+  GOFLAGS= GOBIN="$OUT" go install -v -trimpath -ldflags "$(helm_ldflags)" "helm.sh/helm/v3/cmd/helm@v$HELM" 2>&1 | progress helm
+  built helm "$HELM-kube$HELM_KUBE_MINOR"
 fi

@@ -1,6 +1,6 @@
 #!/bin/bash
 # A private containerd with CDI on. Runs inside the node: node.sh exec containerd.sh start | stop
-# runc and the CNI plugins are Debian's. The default runtime "nvidia" is runc behind simulated-nvidia-runtime.
+# runc, crun and the CNI plugins are Debian's. The default runtime "nvidia" is runc behind simulated-nvidia-runtime, "crun" is crun behind it.
 set -euo pipefail
 . "$(dirname "$0")/env.sh"
 H=$KUBE_HOME
@@ -49,10 +49,12 @@ disabled_plugins = ["io.containerd.snapshotter.v1.blockfile", "io.containerd.nri
   [plugins.'io.containerd.cri.v1.runtime'.containerd]
     default_runtime_name = "nvidia"
 T
-    runtime runc "$(command -v runc)"; runtime nvidia "$H/simulated-nvidia-runtime"; } > "$H/containerd.toml"
+    runtime runc "$(command -v runc)"; runtime nvidia "$H/nvidia-runc"; runtime crun "$H/nvidia-crun"; } > "$H/containerd.toml"
   # the container runtime starts programs without our environment: its settings are written into it
-  sed -e "s|@DRIVER@|$DRIVER|; s|@CARDS@|$CARDS|; s|@RUNC@|$(command -v runc)|" "$HERE/simulated-nvidia-runtime" > "$H/simulated-nvidia-runtime"
-  chmod 755 "$H/simulated-nvidia-runtime"
+  for r in runc crun; do
+    sed -e "s|@DRIVER@|$DRIVER|; s|@CARDS@|$CARDS|; s|@RUNC@|$(command -v $r)|" "$HERE/simulated-nvidia-runtime" > "$H/nvidia-$r"
+    chmod 755 "$H/nvidia-$r"
+  done
   setsid "$KUBE_BIN/containerd" -c "$H/containerd.toml" > "$H/containerd.log" 2>&1 < /dev/null &
   echo $! > "$H/containerd.pid"
   for _ in $(seq 300); do "$KUBE_BIN/ctr" -a "$H/containerd.sock" version > "$H/containerd.version" 2>/dev/null && exit 0; sleep 0.1; done

@@ -2,8 +2,9 @@
 
 usage: hollow.py --nodes 50 --cards 8 [--mode exact|lock]      $KUBECONFIG names the cluster
 
-Runs until SIGTERM or SIGINT, then removes its nodes. A pod bound to a hollow node stays Pending. With `--mode
-lock` the nodes do what a device plugin does last: they release the node lock of a pod that was bound.
+Runs until SIGTERM or SIGINT, then removes its nodes. A pod bound to a hollow node stays Pending. The nodes
+write what a device plugin writes last: the phase of a bound pod and, in mode `lock`, the release of its lock.
+The installation must let them: `allocationPolicy.allowedUsers={admin}`.
 """
 
 from __future__ import annotations
@@ -21,14 +22,30 @@ import msgspec
 from hami.kube.client import Client, Limits
 from hami.kube.config import load_config
 from hami.kube.errors import AlreadyExists, KubeError, NotFound
+from hami.kube.informer import Informer
+from hami.kube.operations import Selection
 from hami.kube.resources import LEASES, NODES, PODS
 from hami.protocol.inventory import DeviceInfo, encode_json
-from hami.protocol.keys import ALLOCATION_MODE, BIND_PHASE, NODE_LOCK, NVIDIA, VENDOR_KEYS
+from hami.protocol.keys import (
+    ALLOCATION_MODE,
+    ASSIGNED_NODE_LABEL,
+    BIND_ALLOCATING,
+    BIND_PHASE,
+    BIND_SUCCESS,
+    MODE_EXACT,
+    MODE_LOCK,
+    NODE_LOCK,
+    NVIDIA,
+    VENDOR_KEYS,
+)
+from hami.protocol.views import Pod
 
 LEASE_NAMESPACE = "kube-node-lease"
 RENEW_S = 10.0
 SLOTS, MEMORY_MIB = 10, 40960
 LABEL = "hami.io/hollow"
+AT_ONCE = 10
+_OF_POD = msgspec.json.Decoder(Pod)
 
 
 class Hollow:
@@ -45,11 +62,10 @@ class Hollow:
         await self._each(self._create)
 
     async def serve(self) -> None:
-        """Renew leases, and release locks in mode ``lock``, until cancelled."""
+        """Renew leases and answer bound pods, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._renew())
-            if self._mode == "lock":
-                tasks.create_task(self._release())
+            tasks.create_task(self._answer())
 
     async def stop(self) -> None:
         """Remove the nodes and their leases."""
@@ -122,33 +138,49 @@ class Hollow:
             body = {"apiVersion": LEASES.api_version, "kind": LEASES.kind, "metadata": {"name": name}}
             await self._client.create(LEASES, body | {"spec": lease}, msgspec.Raw, namespace=LEASE_NAMESPACE)
 
-    async def _release(self) -> None:
-        while True:
-            with contextlib.suppress(KubeError):
-                await self._release_once()
-            await asyncio.sleep(0.2)
-
-    async def _release_once(self) -> None:
+    async def _answer(self) -> None:
         """What the device plugin does after its last answer: the pod's phase, then the node's lock."""
-        nodes = await self._client.json("GET", NODES.path(), dict, query={"labelSelector": LABEL})
-        for node in nodes["items"]:
-            name, notes = node["metadata"]["name"], node["metadata"].get("annotations", {})
-            if NODE_LOCK not in notes:
-                continue
-            pods = await self._client.json(
-                "GET", PODS.path(), dict, query={"fieldSelector": f"spec.nodeName={name}"}
-            )
-            bound = [
-                pod["metadata"]
-                for pod in pods["items"]
-                if pod["metadata"].get("annotations", {}).get(BIND_PHASE) == "allocating"
-            ]
-            for pod in bound:
-                phase = {"metadata": {"annotations": {BIND_PHASE: "success"}}}
-                await self._client.patch(PODS, pod["name"], phase, msgspec.Raw, namespace=pod["namespace"])
-            if bound:
-                free = {"metadata": {"annotations": {NODE_LOCK: None}}}
-                await self._client.patch(NODES, name, free, msgspec.Raw)
+        bound = _Bound(set(self._names))
+        watch = Informer(
+            self._client, PODS, _OF_POD.decode, bound, Selection(label_selector=ASSIGNED_NODE_LABEL)
+        )
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch.run())
+            for _ in range(AT_ONCE):
+                tasks.create_task(self._serve(bound.waiting))
+
+    async def _serve(self, waiting: asyncio.Queue[Pod]) -> None:
+        phase = {"metadata": {"annotations": {BIND_PHASE: BIND_SUCCESS}}}
+        free = {"metadata": {"annotations": {NODE_LOCK: None}}}
+        while True:
+            pod = await waiting.get()
+            try:
+                await self._client.patch(PODS, pod.name, phase, msgspec.Raw, namespace=pod.namespace)
+                if self._mode == MODE_LOCK:
+                    await self._client.patch(NODES, pod.node_name, free, msgspec.Raw)
+            except KubeError as error:
+                print(f"hollow: pod {pod.namespace}/{pod.name}: {error}", file=sys.stderr, flush=True)
+
+
+class _Bound:
+    """Pods that are bound to one of our nodes and were not answered yet."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.waiting: asyncio.Queue[Pod] = asyncio.Queue()
+        self._names = names
+        self._seen: set[str] = set()
+
+    def on_add(self, pod: Pod, /) -> None:
+        is_ours = pod.node_name in self._names and pod.annotations.get(BIND_PHASE) == BIND_ALLOCATING
+        if is_ours and pod.uid not in self._seen:
+            self._seen.add(pod.uid)
+            self.waiting.put_nowait(pod)
+
+    def on_update(self, _: Pod, pod: Pod, /) -> None:
+        self.on_add(pod)
+
+    def on_delete(self, pod: Pod, /) -> None:
+        self._seen.discard(pod.uid)
 
 
 async def run(count: int, cards: int, mode: str) -> None:
@@ -156,7 +188,7 @@ async def run(count: int, cards: int, mode: str) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    async with Client(load_config(), Limits(qps=0)) as client:
+    async with Client(load_config(), Limits(qps=0), user_agent="hami-hollow") as client:
         hollow = Hollow(client, count, cards, mode)
         try:
             await hollow.start()
@@ -178,7 +210,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--nodes", type=int, default=50)
     parser.add_argument("--cards", type=int, default=8)
-    parser.add_argument("--mode", choices=("exact", "lock"), default="exact")
+    parser.add_argument("--mode", choices=(MODE_EXACT, MODE_LOCK), default=MODE_EXACT)
     arguments = parser.parse_args()
     if not (1 <= arguments.nodes <= 5000 and 1 <= arguments.cards <= 64):
         sys.exit("hollow: between 1 and 5000 nodes and between 1 and 64 cards")

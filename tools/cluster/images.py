@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -33,13 +34,21 @@ PACKAGES = "usr/local/lib/python3.11/dist-packages"
 NOBODY = "65534:65534"
 TAG = "dev"
 """Tag of our own images in the test cluster; an image with the same content has the same digest."""
+NEXT_VERSION = "99.0.0"
+"""What hami-next says it is."""
 
 
 def main(names: list[str]) -> None:
     """Print the archive of each image, built if its content is not in the cache yet."""
     os.umask(0o022)
     CACHE.mkdir(parents=True, exist_ok=True)
-    images = {"pause": pause, "kube-scheduler": kube_scheduler, "hami": hami, "test-program": test_program}
+    images = {
+        "pause": pause,
+        "kube-scheduler": kube_scheduler,
+        "hami": hami,
+        "hami-next": hami_next,
+        "test-program": test_program,
+    }
     unknown = sorted(set(names) - set(images))
     if unknown:
         sys.exit(f"images: unknown image {', '.join(unknown)}; there are {', '.join(images)}")
@@ -72,13 +81,35 @@ def kube_scheduler() -> Path:
 
 def hami() -> Path:
     """All roles of this project in one image."""
+    return image("hami", f"hami.local/hami:{TAG}", hami_layers(), hami_config(project_version()))
+
+
+def hami_next() -> Path:
+    """The same with another version number and another build of the library, for tests of upgrades."""
+    sources = [ROOT / name for name in ("pyproject.toml", "LICENSE", "README.md")] + files(ROOT / "native")
+    layer = cached_layer("next-version", [*sources, HERE / "images.py"], fill_next_version)
+    return image("hami-next", "hami.local/hami:next", [*hami_layers(), layer], hami_config(NEXT_VERSION))
+
+
+def hami_layers() -> list[Path]:
+    """Debian, the dependencies, the program."""
     lock = (ROOT / "pyproject.toml", ROOT / "uv.lock")
     dependencies = cached_layer("dependencies", [*lock, HERE / "images.py"], fill_dependencies)
-    sources = [*files(ROOT / "src/hami"), *files(ROOT / "native"), *files(ROOT / "images/hami/bin")]
+    sources = [
+        *files(ROOT / "src/hami"),
+        *files(ROOT / "native"),
+        *files(ROOT / "images/hami/bin"),
+        ROOT / "tools/release.py",
+    ]
     program = cached_layer("hami-program", [*lock, ROOT / "LICENSE", *sources], fill_program)
+    return [base(), dependencies, program]
+
+
+def hami_config(version: str) -> ImageConfig:
+    """Settings of the image, with its version."""
     config = from_dockerfile(ROOT / "images/hami/Dockerfile")
-    config.labels["org.opencontainers.image.version"] = project_version()
-    return image("hami", f"hami.local/hami:{TAG}", [base(), dependencies, program], config)
+    config.labels["org.opencontainers.image.version"] = version
+    return config
 
 
 def test_program() -> Path:
@@ -104,7 +135,7 @@ def base() -> Path:
 
 
 def fill_dependencies(folder: Path) -> None:
-    """What uv.lock names for run time, without the packages' own tests."""
+    """What uv.lock names for run time, without the packages' own tests and debugging symbols."""
     with tempfile.TemporaryDirectory() as scratch:
         requirements = Path(scratch) / "requirements.txt"
         run(
@@ -116,11 +147,15 @@ def fill_dependencies(folder: Path) -> None:
         if tests.is_dir() and (tests.parent / "__init__.py").exists():
             shutil.rmtree(tests)
     shutil.rmtree(folder / PACKAGES / "bin", ignore_errors=True)
+    # numpy's libraries were rewritten after linking (patchelf), strip could break those
+    modules = [path for path in sorted(folder.rglob("*.so")) if "numpy" not in str(path.relative_to(folder))]
+    run("strip", "--strip-debug", *map(str, modules))
     compile_sources(folder)
 
 
 def fill_program(folder: Path) -> None:
-    """The project's wheel, and the commands under the names that charts use."""
+    """The project's wheel with the released library, and the commands under the names that charts use."""
+    make_release()
     packages = folder / PACKAGES
     packages.mkdir(parents=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -136,11 +171,44 @@ def fill_program(folder: Path) -> None:
     compile_sources(folder)
 
 
+def make_release() -> None:
+    """What the wheel takes its library from."""
+    script, output = ROOT / "tools/release.py", ROOT / "build/release"
+    command = [sys.executable, str(script), "--machine", platform.machine(), "--output", str(output)]
+    subprocess.run(command, stdout=sys.stderr, check=True)
+
+
+def fill_next_version(folder: Path) -> None:
+    """What differs in the next version: its library, compiled otherwise, and its number."""
+    library = folder / PACKAGES / "hami/lib"
+    numbers = folder / PACKAGES / f"hami-{project_version()}.dist-info"
+    for made in (library, numbers, folder / "k8s-vgpu"):
+        made.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        tree = Path(scratch) / "source"
+        (tree / "src/hami").mkdir(parents=True)
+        (tree / "src/hami/__init__.py").touch()
+        shutil.copytree(ROOT / "native", tree / "native")
+        for name in ("LICENSE", "README.md"):
+            shutil.copy2(ROOT / name, tree)
+        settings = (ROOT / "pyproject.toml").read_text()
+        settings = settings.replace(f'version = "{project_version()}"', f'version = "{NEXT_VERSION}"', 1)
+        (tree / "pyproject.toml").write_text(settings)
+        other = "cmake.define.CMAKE_C_FLAGS_RELEASE=-O1 -DNDEBUG"
+        run(uv(), "build", "--quiet", "--wheel", "--config-setting", other, "--out-dir", scratch, str(tree))
+        with zipfile.ZipFile(next(Path(scratch).glob("*.whl"))) as wheel:
+            (library / "libvgpu.so").write_bytes(wheel.read("hami/lib/libvgpu.so"))
+            (numbers / "METADATA").write_bytes(wheel.read(f"hami-{NEXT_VERSION}.dist-info/METADATA"))
+    (folder / "k8s-vgpu/VERSION").write_text(f"v{NEXT_VERSION}\n")
+
+
 def install(arguments: list[str], target: Path) -> None:
     """Install wheels for the image's Python into ``target``."""
     target.mkdir(parents=True, exist_ok=True)
     run(
-        *(uv(), "pip", "install", "--quiet", "--only-binary", ":all:", "--python-version", "3.11"),
+        # copies: hard links into uv's cache, or another environment, would be stripped with ours
+        *(uv(), "pip", "install", "--quiet", "--link-mode", "copy"),
+        *("--only-binary", ":all:", "--python-version", "3.11"),
         *("--python", sys.executable, "--target", str(target), *arguments),
     )
     (target / ".lock").unlink(missing_ok=True)

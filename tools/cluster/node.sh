@@ -24,6 +24,8 @@ start)
     ip addr add 10.96.0.1/32 dev node0       # the API server listens on the first service address itself
     F=$KUBE_HOME/fs
     mount -t overlay overlay -o "lowerdir=/usr/local,upperdir=$F/local,workdir=$F/local.work" /usr/local
+    # beside cgroups of version 1 nobody here uses version 2, and crun refuses to run beside both
+    ! mountpoint -q /sys/fs/cgroup/unified || umount /sys/fs/cgroup/unified
     rm -rf /usr/local/vgpu                   # what the machine has there: hidden in the node, not removed
     mount --bind "$F/tmp" /tmp; mount --bind "$F/log" /var/log; mount --bind "$F/kubelet" /var/lib/kubelet
     mount -t tmpfs tmpfs /run; mkdir -p /run/lock /run/cdi

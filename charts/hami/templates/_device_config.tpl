@@ -36,19 +36,20 @@ nvidia:
     - models: [A30]
       profiles: [1g.6gb, 2g.12gb, 4g.24gb]
     - models: [A100-SXM4-40GB, A100-40GB-PCIe, A100-PCIE-40GB]
-      profiles: [1g.5gb, 2g.10gb, 3g.20gb, 7g.40gb]
-    - models: [A100-SXM4-80GB, A100-80GB-PCIe, A100-PCIE-80GB]
-      profiles: [1g.10gb, 2g.20gb, 3g.40gb, 7g.79gb]
-    - models: [H100-PCIE-80GB, H100-SXM5-80GB]
-      profiles: [1g.10gb, 2g.20gb, 3g.40gb, 7g.80gb]
-    - models: [H100-PCIE-94GB, H100-SXM5-94GB]
-      profiles: [1g.12gb, 2g.24gb, 3g.47gb, 7g.94gb]
+      profiles: [1g.5gb, 2g.10gb, 3g.20gb, 4g.20gb, 7g.40gb]
+    - models: [A100-SXM4-80GB, A100-80GB-PCIe, A100-PCIE-80GB, A100 80GB PCIe]
+      profiles: [1g.10gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.79gb]
+    - models: [H100-PCIE-80GB, H100-SXM5-80GB, H100 80GB HBM3, H100 PCIe]
+      profiles: [1g.10gb, 2g.20gb, 3g.40gb, 4g.40gb, 7g.80gb]
+    - models: [H100-PCIE-94GB, H100-SXM5-94GB, H100 NVL]
+      profiles: [1g.12gb, 2g.24gb, 3g.47gb, 4g.47gb, 7g.94gb]
+    # before H20, which is part of these names
+    - models: [H200 NVL, H200-SXM5, NVIDIA H200]
+      profiles: [1g.18gb, 2g.35gb, 3g.71gb, 4g.71gb, 7g.141gb]
     - models: [H20, H100 on GH200]
-      profiles: [1g.12gb, 2g.24gb, 3g.48gb, 7g.96gb]
-    - models: [H200 NVL, H200-SXM5]
-      profiles: [1g.18gb, 2g.35gb, 3g.71gb, 7g.141gb]
+      profiles: [1g.12gb, 2g.24gb, 3g.48gb, 4g.48gb, 7g.96gb]
     - models: [B200]
-      profiles: [1g.23gb, 2g.45gb, 3g.90gb, 7g.180gb]
+      profiles: [1g.23gb, 2g.45gb, 3g.90gb, 4g.90gb, 7g.180gb]
     - models: [RTX PRO 6000 Blackwell Server Edition]
       profiles: [1g.24gb, 2g.48gb, 4g.96gb]
 cambricon:
@@ -180,8 +181,9 @@ node really has: memory and cores of Cambricon, Mthreads and Iluvatar.
   (list true (list $config.awsneuron) (list "resourceCountName" "resourceCoreName") list $devices.awsneuron.customresources)
   (list $devices.iluvatar.enabled ($config.iluvatars | default list) $triple $real $devices.iluvatar.customresources)
   (list $devices.vastai.enabled (list $config.vastai) (list "resourceCountName") list $devices.vastai.customresources)
-  (list $devices.biren.enabled (list $config.biren) (list "resourceCountName") list $devices.biren.customresources)
+  (list $devices.biren.enabled (list $config.biren) (list "resourceCountName") list (concat $devices.biren.customresources (dig "sviResourceNames" (list "birentech.com/1-2-gpu" "birentech.com/1-4-gpu") ($config.biren | default dict))))
   (list true (list $config.amd) $triple list $devices.amd.customresources)
+  (list true ($config.profiles | default list) $triple list list)
 -}}
 {{- range $section := $sections -}}
 {{- if index $section 0 -}}
@@ -213,7 +215,8 @@ node really has: memory and cores of Cambricon, Mthreads and Iluvatar.
 {{- range $ascend }}{{ with .commonWord }}{{ $families = append $families . }}{{ if $.Values.devices.ascend.enabled }}{{ $keys = append $keys (printf "huawei.com/%s" .) }}{{ end }}{{ end }}{{ end -}}
 {{- range $config.iluvatars | default list }}{{ with .commonWord }}{{ $families = append $families . }}{{ end }}{{ end -}}
 {{- range $families }}{{ $keys = concat $keys (list (printf "hami.io/%s-devices-allocated" .) (printf "hami.io/%s-devices-to-allocate" .)) }}{{ end -}}
-{{- $keys = concat $keys (list "CAMBRICON_DSMLU_ASSIGNED" "CAMBRICON_DSMLU_ASSIGHED" "CAMBRICON_DSMLU_PROFILE" "mthreads.com/gpu-index" "mthreads.com/predicate-node" "mthreads.com/predicate-time" "metax-tech.com/gpu-devices-allocated" "metax-tech.com/predicate-time" "enflame.com/gcu-assigned" "enflame.com/gcu-assigned-time" "enflame.com/gcu-assigned-index" "enflame.com/gcu-assigned-id" "enflame.com/gcu-assigned-minor" "enflame.com/gcu-request-size" "assigned-containers" "BAIDU_COM_DEVICE_IDX" "AWS_NEURON_IDS" "NEURON_ALLOC_TIME" "NEURON_ALLOCATED" "aws.amazon.com/predicate-node" "NEURON_RESOURCE_TYPE" "predicate-time") -}}
+{{- range $config.profiles | default list }}{{ $keys = concat $keys (list (.allocatedAnnotation | default (printf "hami.io/%s-devices-allocated" .commonWord)) (.toAllocateAnnotation | default (printf "hami.io/%s-devices-to-allocate" .commonWord))) }}{{ end -}}
+{{- $keys = concat $keys (list "CAMBRICON_DSMLU_ASSIGNED" "CAMBRICON_DSMLU_ASSIGHED" "CAMBRICON_DSMLU_PROFILE" "mthreads.com/gpu-index" "mthreads.com/predicate-node" "mthreads.com/predicate-time" "metax-tech.com/gpu-devices-allocated" "metax-tech.com/predicate-time" "enflame.com/gcu-assigned" "enflame.com/gcu-assigned-time" "enflame.com/gcu-assigned-index" "enflame.com/gcu-assigned-id" "enflame.com/gcu-assigned-minor" "enflame.com/gcu-request-size" "assigned-containers" "BAIDU_COM_DEVICE_IDX" "iluvatar.ai/gpu-assigned" "iluvatar.ai/predicate-time" "AWS_NEURON_IDS" "NEURON_ALLOC_TIME" "NEURON_ALLOCATED" "aws.amazon.com/predicate-node" "NEURON_RESOURCE_TYPE" "predicate-time") -}}
 {{- range $keys | uniq | sortAlpha }}
 - {{ . }}
 {{- end }}

@@ -11,6 +11,7 @@
 {{- define "hami.namespace" -}}{{ .Values.namespaceOverride | default .Release.Namespace }}{{- end -}}
 {{- define "hami.scheduler" -}}{{ include "hami.fullname" . }}-scheduler{{- end -}}
 {{- define "hami.devicePlugin" -}}{{ include "hami.fullname" . }}-device-plugin{{- end -}}
+{{- define "hami.dashboard" -}}{{ include "hami.fullname" . }}-dashboard{{- end -}}
 {{- define "hami.mock" -}}{{ include "hami.fullname" . }}-mock-device-plugin{{- end -}}
 {{- define "hami.tlsSecret" -}}{{ include "hami.scheduler" . }}-tls{{- end -}}
 {{- define "hami.webhookConfiguration" -}}{{ include "hami.fullname" . }}-webhook{{- end -}}
@@ -63,7 +64,7 @@ labels:
 {{/* Call with a list: context, then image values. */}}
 {{- define "hami.pullSecrets" -}}
 {{- $ := index . 0 -}}
-{{- $names := $.Values.global.imagePullSecrets -}}
+{{- $names := $.Values.global.imagePullSecrets | default list -}}
 {{- range rest . }}{{ $names = concat $names (.pullSecrets | default list) }}{{ end -}}
 {{- with $names | uniq }}
 imagePullSecrets:
@@ -142,6 +143,35 @@ imagePullSecrets:
 {{- define "hami.hookPath" -}}{{ .Values.global.gpuHookPath | trimSuffix "/" }}{{- end -}}
 {{- define "hami.libPath" -}}{{ include "hami.hookPath" . }}/vgpu{{- end -}}
 {{- define "hami.ctrPath" -}}{{ include "hami.hookPath" . }}/vgpu/containers{{- end -}}
+
+{{/* securityContext of the plugin. With the broker it makes the mount point in /tmp/vgpulock immutable, so that no container can remove it. */}}
+{{/* Whether the device plugin itself serves /metrics, on 9396. */}}
+{{- define "hami.pluginMetrics" -}}
+{{- if or .Values.devicePlugin.metrics.enabled .Values.devicePlugin.hostPIDBroker.enabled }}true{{ end -}}
+{{- end -}}
+
+{{- define "hami.devicePluginSecurity" -}}
+{{- $p := .Values.devicePlugin -}}
+{{- $context := deepCopy $p.securityContext -}}
+{{- if and (include "hami.makesInstances" .) (not (hasKey $context "privileged")) -}}
+{{- $context = dict "runAsUser" 0 "privileged" true "readOnlyRootFilesystem" ($context.readOnlyRootFilesystem | default false) -}}
+{{- end -}}
+{{- if and $p.hostPIDBroker.enabled (not $context.privileged) -}}
+{{- $capabilities := $context.capabilities | default dict -}}
+{{- $_ := set $capabilities "add" (append ($capabilities.add | default list) "LINUX_IMMUTABLE" | uniq) -}}
+{{- $_ := set $context "capabilities" $capabilities -}}
+{{- end -}}
+{{- toYaml $context -}}
+{{- end -}}
+
+{{/* Whether a node of the chart's own node configuration makes MIG instances: only a privileged plugin can. */}}
+{{- define "hami.makesInstances" -}}
+{{- if not .Values.devicePlugin.nodeConfiguration.externalConfigName -}}
+{{- range index (fromJson .Values.devicePlugin.nodeConfiguration.config) "nodeconfig" -}}
+{{- if eq (index . "operatingmode" | default "") "mig" }}true{{ end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 
 {{/* Kubernetes 1.30 and newer have ValidatingAdmissionPolicy in v1. */}}
 {{- define "hami.allocationPolicy" -}}

@@ -22,6 +22,16 @@ Check:
   {{- if include "hami.electing" . }}
   kubectl -n {{ include "hami.namespace" . }} get lease {{ .Values.schedulerName }}
   {{- end }}
+{{- if .Values.dashboard.enabled }}
+
+The web page: kubectl -n {{ include "hami.namespace" . }} port-forward service/{{ include "hami.dashboard" . }} {{ .Values.dashboard.service.port }}, then http://127.0.0.1:{{ .Values.dashboard.service.port }}/
+{{- if eq .Values.dashboard.auth.mode "none" }}
+WARNING: dashboard.auth.mode=none: whoever reaches its Service, every pod of the cluster included, sees names and amounts of all GPU pods.
+{{- else if eq .Values.dashboard.auth.mode "header" }}
+WARNING: dashboard.auth.mode=header: whoever reaches its Service past the proxy can name himself. Let only the proxy in: networkPolicy.enabled
+and dashboard.allowedFrom.
+{{- end }}
+{{- end }}
 {{- if lt (include "hami.clusterMinor" . | int) 30 }}
 
 WARNING: this Kubernetes ({{ .Capabilities.KubeVersion.Version }}) has no ValidatingAdmissionPolicy (1.30 and newer have it). Whoever may create pods
@@ -43,17 +53,15 @@ One replica of the scheduler runs. With scheduler.replicas=2 the webhook and sch
 WARNING: scheduler.kubeScheduler.enabled=false: pods are scheduled only by a kube-scheduler of yours that calls this extender
 ({{ if .Values.scheduler.remoteExtender }}scheduler.remoteExtender=true: whoever reaches its port can bind pods{{ else }}from other hosts only with scheduler.remoteExtender=true{{ end }}). See docs/install.md.
 {{- end }}
-{{- if contains "topology-aware" .Values.scheduler.defaultSchedulerPolicy.gpuSchedulerPolicy }}
-
-WARNING: gpuSchedulerPolicy topology-aware: the device plugin of this version publishes no scores of card pairs, so all pairs count the same.
-{{- end }}
-{{- if or .Values.devices.ascend.enabled .Values.devices.iluvatar.enabled }}
-
-WARNING: devices.{{ if .Values.devices.ascend.enabled }}ascend{{ else }}iluvatar{{ end }}.enabled=true: this version schedules NVIDIA only. Pods that ask for other vendors' devices get no allocation from it.
-{{- end }}
 {{- if eq .Values.scheduler.admissionWebhook.privileged "allow-unlimited" }}
 
 WARNING: scheduler.admissionWebhook.privileged=allow-unlimited: privileged containers see whole cards, without limits.
+{{- end }}
+{{- range $value, $kind := dict "prometheus.enabled" "ServiceMonitor" "prometheus.alerts.enabled" "PrometheusRule" }}
+{{- if and (eq $value "prometheus.enabled" | ternary $.Values.prometheus.enabled $.Values.prometheus.alerts.enabled) (not ($.Capabilities.APIVersions.Has (printf "monitoring.coreos.com/v1/%s" $kind))) }}
+
+WARNING: {{ $value }}=true has no effect: the cluster has no {{ $kind }} (Prometheus Operator). Install it, then upgrade this release.
+{{- end }}
 {{- end }}
 {{- if .Values.mockDevicePlugin.enabled }}
 

@@ -245,13 +245,37 @@ VG_EXPORT int cuCtxAttach(void **context, unsigned flags) {
 }
 
 VG_EXPORT int cuCtxDetach(void *context) {
-    vg_fn_ctx_destroy driver = (vg_fn_ctx_destroy)vg_target(VG_T_cuCtxDetach);
+    vg_fn_ctx_detach driver = (vg_fn_ctx_detach)vg_target(VG_T_cuCtxDetach);
     if (driver == NULL)
         return vg_missing(VG_T_cuCtxDetach);
     if (vg_thread.in_hook)
         return driver(context);
     vg_thread.in_hook = true;
-    int result = vg_ctx_destroy(driver, context);
+    int result = vg_ctx_detach(driver, context);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuGreenCtxCreate(void **green, void *resources, int device, unsigned flags) {
+    vg_fn_green_create driver = (vg_fn_green_create)vg_target(VG_T_cuGreenCtxCreate);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGreenCtxCreate);
+    if (vg_thread.in_hook)
+        return driver(green, resources, device, flags);
+    vg_thread.in_hook = true;
+    int result = vg_green_create(driver, green, resources, device, flags);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuGreenCtxDestroy(void *green) {
+    vg_fn_green_destroy driver = (vg_fn_green_destroy)vg_target(VG_T_cuGreenCtxDestroy);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGreenCtxDestroy);
+    if (vg_thread.in_hook)
+        return driver(green);
+    vg_thread.in_hook = true;
+    int result = vg_green_destroy(driver, green);
     vg_thread.in_hook = false;
     return result;
 }
@@ -448,6 +472,66 @@ VG_EXPORT int cuMemPoolTrimTo(void *pool, size_t keep) {
     return result;
 }
 
+VG_EXPORT int cuDeviceSetMemPool(int device, void *pool) {
+    vg_fn_pool_set driver = (vg_fn_pool_set)vg_target(VG_T_cuDeviceSetMemPool);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuDeviceSetMemPool);
+    if (vg_thread.in_hook)
+        return driver(device, pool);
+    vg_thread.in_hook = true;
+    int result = vg_pool_set(driver, device, pool);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuMemSetMemPool(const struct vg_location *location, int type, void *pool) {
+    vg_fn_pool_set_location driver = (vg_fn_pool_set_location)vg_target(VG_T_cuMemSetMemPool);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuMemSetMemPool);
+    if (vg_thread.in_hook)
+        return driver(location, type, pool);
+    vg_thread.in_hook = true;
+    int result = vg_pool_set_location(driver, location, type, pool);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuMemGetDefaultMemPool(void **pool, const struct vg_location *location, int type) {
+    vg_fn_pool_get_location driver = (vg_fn_pool_get_location)vg_target(VG_T_cuMemGetDefaultMemPool);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuMemGetDefaultMemPool);
+    if (vg_thread.in_hook)
+        return driver(pool, location, type);
+    vg_thread.in_hook = true;
+    int result = vg_pool_get_location(driver, pool, location, type);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuMemGetMemPool(void **pool, const struct vg_location *location, int type) {
+    vg_fn_pool_get_location driver = (vg_fn_pool_get_location)vg_target(VG_T_cuMemGetMemPool);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuMemGetMemPool);
+    if (vg_thread.in_hook)
+        return driver(pool, location, type);
+    vg_thread.in_hook = true;
+    int result = vg_pool_get_location(driver, pool, location, type);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuDeviceGraphMemTrim(int device) {
+    vg_fn_graph_mem_trim driver = (vg_fn_graph_mem_trim)vg_target(VG_T_cuDeviceGraphMemTrim);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuDeviceGraphMemTrim);
+    if (vg_thread.in_hook)
+        return driver(device);
+    vg_thread.in_hook = true;
+    int result = vg_graph_mem_trim(driver, device);
+    vg_thread.in_hook = false;
+    return result;
+}
+
 VG_EXPORT int cuMemCreate(uint64_t *handle, size_t size, const struct vg_alloc_prop *prop, uint64_t flags) {
     vg_fn_vmm_create driver = (vg_fn_vmm_create)vg_target(VG_T_cuMemCreate);
     if (driver == NULL)
@@ -504,6 +588,30 @@ VG_EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address) {
         return driver(handle, address);
     vg_thread.in_hook = true;
     int result = vg_vmm_retain(driver, handle, address);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, uint64_t flags) {
+    vg_fn_vmm_export driver = (vg_fn_vmm_export)vg_target(VG_T_cuMemExportToShareableHandle);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuMemExportToShareableHandle);
+    if (vg_thread.in_hook)
+        return driver(shareable, handle, type, flags);
+    vg_thread.in_hook = true;
+    int result = vg_vmm_export(driver, shareable, handle, type, flags);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type) {
+    vg_fn_vmm_import driver = (vg_fn_vmm_import)vg_target(VG_T_cuMemImportFromShareableHandle);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuMemImportFromShareableHandle);
+    if (vg_thread.in_hook)
+        return driver(handle, shared, type);
+    vg_thread.in_hook = true;
+    int result = vg_vmm_import(driver, handle, shared, type);
     vg_thread.in_hook = false;
     return result;
 }
@@ -847,12 +955,24 @@ VG_EXPORT int cuLaunchGridAsync(void *f, int grid_x, int grid_y, void *stream) {
     return slow_cuLaunchGridAsync(driver, f, grid_x, grid_y, stream);
 }
 
+VG_EXPORT int cuLaunchCooperativeKernelMultiDevice(const struct vg_launch_params *launches, unsigned count, unsigned flags) {
+    vg_fn_launch_multi_device driver = (vg_fn_launch_multi_device)vg_target(VG_T_cuLaunchCooperativeKernelMultiDevice);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuLaunchCooperativeKernelMultiDevice);
+    if (vg_thread.in_hook)
+        return driver(launches, count, flags);
+    vg_thread.in_hook = true;
+    int result = vg_launch_multi_device(driver, launches, count, flags);
+    vg_thread.in_hook = false;
+    return result;
+}
+
 static VG_COLD int slow_cuGraphLaunch(int (*driver)(void *graph, void *stream), void *graph, void *stream) {
     if (vg_thread.in_hook)
         return driver(graph, stream);
     struct vg_launch launch;
     vg_thread.in_hook = true;
-    int result = vg_gate_enter(&launch, (uintptr_t)graph, 1, stream);
+    int result = vg_gate_enter(&launch, (uintptr_t)graph, vg_graph_nodes(graph), stream);
     if (result == 0) {
         result = driver(graph, stream);
         vg_gate_leave(&launch, result);
@@ -865,7 +985,7 @@ VG_EXPORT int cuGraphLaunch(void *graph, void *stream) {
     int (*driver)(void *graph, void *stream) = (int (*)(void *graph, void *stream))vg_target(VG_T_cuGraphLaunch);
     if (__builtin_expect(driver == NULL, 0))
         return vg_missing(VG_T_cuGraphLaunch);
-    if (vg_gate_open((uintptr_t)graph, 1))
+    if (vg_gate_open((uintptr_t)graph, vg_graph_nodes(graph)))
         return driver(graph, stream);
     return slow_cuGraphLaunch(driver, graph, stream);
 }
@@ -875,7 +995,7 @@ static VG_COLD int slow_cuGraphLaunch_ptsz(int (*driver)(void *graph, void *stre
         return driver(graph, stream);
     struct vg_launch launch;
     vg_thread.in_hook = true;
-    int result = vg_gate_enter(&launch, (uintptr_t)graph, 1, vg_per_thread(stream));
+    int result = vg_gate_enter(&launch, (uintptr_t)graph, vg_graph_nodes(graph), vg_per_thread(stream));
     if (result == 0) {
         result = driver(graph, stream);
         vg_gate_leave(&launch, result);
@@ -888,9 +1008,105 @@ VG_EXPORT int cuGraphLaunch_ptsz(void *graph, void *stream) {
     int (*driver)(void *graph, void *stream) = (int (*)(void *graph, void *stream))vg_target(VG_T_cuGraphLaunch_ptsz);
     if (__builtin_expect(driver == NULL, 0))
         return vg_missing(VG_T_cuGraphLaunch_ptsz);
-    if (vg_gate_open((uintptr_t)graph, 1))
+    if (vg_gate_open((uintptr_t)graph, vg_graph_nodes(graph)))
         return driver(graph, stream);
     return slow_cuGraphLaunch_ptsz(driver, graph, stream);
+}
+
+VG_EXPORT int cuGraphInstantiate(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth) {
+    vg_fn_graph_instantiate driver = (vg_fn_graph_instantiate)vg_target(VG_T_cuGraphInstantiate);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGraphInstantiate);
+    if (vg_thread.in_hook)
+        return driver(executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = true;
+    int result = vg_graph_instantiate(driver, executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuGraphInstantiate_v2(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth) {
+    vg_fn_graph_instantiate driver = (vg_fn_graph_instantiate)vg_target(VG_T_cuGraphInstantiate_v2);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGraphInstantiate_v2);
+    if (vg_thread.in_hook)
+        return driver(executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = true;
+    int result = vg_graph_instantiate(driver, executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuGraphInstantiateWithFlags(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth) {
+    vg_fn_graph_instantiate driver = (vg_fn_graph_instantiate)vg_target(VG_T_cuGraphInstantiateWithFlags);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGraphInstantiateWithFlags);
+    if (vg_thread.in_hook)
+        return driver(executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = true;
+    int result = vg_graph_instantiate(driver, executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuGraphInstantiateWithParams(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth) {
+    vg_fn_graph_instantiate driver = (vg_fn_graph_instantiate)vg_target(VG_T_cuGraphInstantiateWithParams);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGraphInstantiateWithParams);
+    if (vg_thread.in_hook)
+        return driver(executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = true;
+    int result = vg_graph_instantiate(driver, executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuGraphInstantiateWithParams_ptsz(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth) {
+    vg_fn_graph_instantiate driver = (vg_fn_graph_instantiate)vg_target(VG_T_cuGraphInstantiateWithParams_ptsz);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGraphInstantiateWithParams_ptsz);
+    if (vg_thread.in_hook)
+        return driver(executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = true;
+    int result = vg_graph_instantiate(driver, executable, graph, third, fourth, fifth, sixth);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuGraphExecUpdate(void *executable, void *graph, void **node, int *outcome) {
+    vg_fn_graph_update_v1 driver = (vg_fn_graph_update_v1)vg_target(VG_T_cuGraphExecUpdate);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGraphExecUpdate);
+    if (vg_thread.in_hook)
+        return driver(executable, graph, node, outcome);
+    vg_thread.in_hook = true;
+    int result = vg_graph_update_v1(driver, executable, graph, node, outcome);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuGraphExecUpdate_v2(void *executable, void *graph, void *outcome) {
+    vg_fn_graph_update driver = (vg_fn_graph_update)vg_target(VG_T_cuGraphExecUpdate_v2);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGraphExecUpdate_v2);
+    if (vg_thread.in_hook)
+        return driver(executable, graph, outcome);
+    vg_thread.in_hook = true;
+    int result = vg_graph_update(driver, executable, graph, outcome);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuGraphExecDestroy(void *executable) {
+    vg_fn_graph_destroy driver = (vg_fn_graph_destroy)vg_target(VG_T_cuGraphExecDestroy);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuGraphExecDestroy);
+    if (vg_thread.in_hook)
+        return driver(executable);
+    vg_thread.in_hook = true;
+    int result = vg_graph_destroy(driver, executable);
+    vg_thread.in_hook = false;
+    return result;
 }
 
 VG_EXPORT int cuStreamBeginCapture(void *stream) {
@@ -961,6 +1177,78 @@ VG_EXPORT int cuStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const 
         return driver(stream, graph, dependencies, data, count, mode);
     vg_thread.in_hook = true;
     int result = vg_capture_to_graph(driver, stream, graph, dependencies, data, count, mode);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuStreamBeginRecaptureToGraph(void *stream, int mode, void *graph, void *callback, void *data) {
+    vg_fn_recapture_to_graph driver = (vg_fn_recapture_to_graph)vg_target(VG_T_cuStreamBeginRecaptureToGraph);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuStreamBeginRecaptureToGraph);
+    if (vg_thread.in_hook)
+        return driver(stream, mode, graph, callback, data);
+    vg_thread.in_hook = true;
+    int result = vg_recapture_to_graph(driver, stream, mode, graph, callback, data);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuStreamBeginRecaptureToGraph_ptsz(void *stream, int mode, void *graph, void *callback, void *data) {
+    vg_fn_recapture_to_graph driver = (vg_fn_recapture_to_graph)vg_target(VG_T_cuStreamBeginRecaptureToGraph_ptsz);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuStreamBeginRecaptureToGraph_ptsz);
+    if (vg_thread.in_hook)
+        return driver(stream, mode, graph, callback, data);
+    vg_thread.in_hook = true;
+    int result = vg_recapture_to_graph(driver, stream, mode, graph, callback, data);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuStreamBeginCaptureToCig(void *stream, void *params) {
+    vg_fn_capture_to_cig driver = (vg_fn_capture_to_cig)vg_target(VG_T_cuStreamBeginCaptureToCig);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuStreamBeginCaptureToCig);
+    if (vg_thread.in_hook)
+        return driver(stream, params);
+    vg_thread.in_hook = true;
+    int result = vg_capture_to_cig(driver, stream, params);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuStreamBeginCaptureToCig_ptsz(void *stream, void *params) {
+    vg_fn_capture_to_cig driver = (vg_fn_capture_to_cig)vg_target(VG_T_cuStreamBeginCaptureToCig_ptsz);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuStreamBeginCaptureToCig_ptsz);
+    if (vg_thread.in_hook)
+        return driver(stream, params);
+    vg_thread.in_hook = true;
+    int result = vg_capture_to_cig(driver, stream, params);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuStreamEndCaptureToCig(void *stream) {
+    vg_fn_capture_end_cig driver = (vg_fn_capture_end_cig)vg_target(VG_T_cuStreamEndCaptureToCig);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuStreamEndCaptureToCig);
+    if (vg_thread.in_hook)
+        return driver(stream);
+    vg_thread.in_hook = true;
+    int result = vg_capture_end_cig(driver, stream);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int cuStreamEndCaptureToCig_ptsz(void *stream) {
+    vg_fn_capture_end_cig driver = (vg_fn_capture_end_cig)vg_target(VG_T_cuStreamEndCaptureToCig_ptsz);
+    if (driver == NULL)
+        return vg_missing(VG_T_cuStreamEndCaptureToCig_ptsz);
+    if (vg_thread.in_hook)
+        return driver(stream);
+    vg_thread.in_hook = true;
+    int result = vg_capture_end_cig(driver, stream);
     vg_thread.in_hook = false;
     return result;
 }

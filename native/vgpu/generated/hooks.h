@@ -29,6 +29,8 @@ enum vg_target_id {
     VG_T_cuCtxPopCurrent_v2,
     VG_T_cuCtxAttach,
     VG_T_cuCtxDetach,
+    VG_T_cuGreenCtxCreate,
+    VG_T_cuGreenCtxDestroy,
     VG_T_cuMemAlloc,
     VG_T_cuMemAlloc_v2,
     VG_T_cuMemAllocPitch,
@@ -45,11 +47,18 @@ enum vg_target_id {
     VG_T_cuMemPoolCreate,
     VG_T_cuMemPoolDestroy,
     VG_T_cuMemPoolTrimTo,
+    VG_T_cuDeviceSetMemPool,
+    VG_T_cuMemSetMemPool,
+    VG_T_cuMemGetDefaultMemPool,
+    VG_T_cuMemGetMemPool,
+    VG_T_cuDeviceGraphMemTrim,
     VG_T_cuMemCreate,
     VG_T_cuMemRelease,
     VG_T_cuMemMap,
     VG_T_cuMemUnmap,
     VG_T_cuMemRetainAllocationHandle,
+    VG_T_cuMemExportToShareableHandle,
+    VG_T_cuMemImportFromShareableHandle,
     VG_T_cuArrayCreate,
     VG_T_cuArrayCreate_v2,
     VG_T_cuArray3DCreate,
@@ -70,14 +79,29 @@ enum vg_target_id {
     VG_T_cuLaunch,
     VG_T_cuLaunchGrid,
     VG_T_cuLaunchGridAsync,
+    VG_T_cuLaunchCooperativeKernelMultiDevice,
     VG_T_cuGraphLaunch,
     VG_T_cuGraphLaunch_ptsz,
+    VG_T_cuGraphInstantiate,
+    VG_T_cuGraphInstantiate_v2,
+    VG_T_cuGraphInstantiateWithFlags,
+    VG_T_cuGraphInstantiateWithParams,
+    VG_T_cuGraphInstantiateWithParams_ptsz,
+    VG_T_cuGraphExecUpdate,
+    VG_T_cuGraphExecUpdate_v2,
+    VG_T_cuGraphExecDestroy,
     VG_T_cuStreamBeginCapture,
     VG_T_cuStreamBeginCapture_ptsz,
     VG_T_cuStreamBeginCapture_v2,
     VG_T_cuStreamBeginCapture_v2_ptsz,
     VG_T_cuStreamBeginCaptureToGraph,
     VG_T_cuStreamBeginCaptureToGraph_ptsz,
+    VG_T_cuStreamBeginRecaptureToGraph,
+    VG_T_cuStreamBeginRecaptureToGraph_ptsz,
+    VG_T_cuStreamBeginCaptureToCig,
+    VG_T_cuStreamBeginCaptureToCig_ptsz,
+    VG_T_cuStreamEndCaptureToCig,
+    VG_T_cuStreamEndCaptureToCig_ptsz,
     VG_T_cuStreamEndCapture,
     VG_T_cuStreamEndCapture_ptsz,
     VG_T_nvmlInit,
@@ -95,6 +119,7 @@ enum vg_target_id {
     VG_T_nvmlDeviceGetMPSComputeRunningProcesses_v2,
     VG_T_nvmlDeviceGetMPSComputeRunningProcesses_v3,
     VG_T_nvmlDeviceGetProcessUtilization,
+    VG_T_cuDriverGetVersion,
     VG_T_cuDeviceGetCount,
     VG_T_cuDeviceGetUuid,
     VG_T_cuDeviceGetUuid_v2,
@@ -102,8 +127,14 @@ enum vg_target_id {
     VG_T_cuDevicePrimaryCtxGetState,
     VG_T_cuCtxGetCurrent,
     VG_T_cuCtxGetDevice,
+    VG_T_cuCtxFromGreenCtx,
+    VG_T_cuStreamGetCtx,
+    VG_T_cuGraphGetNodes,
     VG_T_cuDeviceGetMemPool,
     VG_T_cuMemPoolGetAttribute,
+    VG_T_cuDeviceGetDefaultMemPool,
+    VG_T_cuDeviceGetGraphMemAttribute,
+    VG_T_cuMemAdvise,
     VG_T_cuStreamIsCapturing,
     VG_T_cuEventCreate,
     VG_T_cuEventRecord,
@@ -115,7 +146,7 @@ enum vg_target_id {
     VG_T_nvmlDeviceGetUUID,
     VG_TARGET_COUNT
 };
-enum { VG_EXPORT_COUNT = 87 };
+enum { VG_EXPORT_COUNT = 111 };
 
 typedef int (*vg_fn_init)(unsigned flags);
 int vg_init(vg_fn_init driver, unsigned flags);
@@ -141,6 +172,12 @@ typedef int (*vg_fn_ctx_pop)(void **context);
 int vg_ctx_pop(vg_fn_ctx_pop driver, void **context);
 typedef int (*vg_fn_ctx_attach)(void **context, unsigned flags);
 int vg_ctx_attach(vg_fn_ctx_attach driver, void **context, unsigned flags);
+typedef int (*vg_fn_ctx_detach)(void *context);
+int vg_ctx_detach(vg_fn_ctx_detach driver, void *context);
+typedef int (*vg_fn_green_create)(void **green, void *resources, int device, unsigned flags);
+int vg_green_create(vg_fn_green_create driver, void **green, void *resources, int device, unsigned flags);
+typedef int (*vg_fn_green_destroy)(void *green);
+int vg_green_destroy(vg_fn_green_destroy driver, void *green);
 typedef int (*vg_fn_mem_alloc_v1)(uint32_t *pointer, unsigned size);
 int vg_mem_alloc_v1(vg_fn_mem_alloc_v1 driver, uint32_t *pointer, unsigned size);
 typedef int (*vg_fn_mem_alloc)(uint64_t *pointer, size_t size);
@@ -167,6 +204,14 @@ typedef int (*vg_fn_pool_destroy)(void *pool);
 int vg_pool_destroy(vg_fn_pool_destroy driver, void *pool);
 typedef int (*vg_fn_pool_trim)(void *pool, size_t keep);
 int vg_pool_trim(vg_fn_pool_trim driver, void *pool, size_t keep);
+typedef int (*vg_fn_pool_set)(int device, void *pool);
+int vg_pool_set(vg_fn_pool_set driver, int device, void *pool);
+typedef int (*vg_fn_pool_set_location)(const struct vg_location *location, int type, void *pool);
+int vg_pool_set_location(vg_fn_pool_set_location driver, const struct vg_location *location, int type, void *pool);
+typedef int (*vg_fn_pool_get_location)(void **pool, const struct vg_location *location, int type);
+int vg_pool_get_location(vg_fn_pool_get_location driver, void **pool, const struct vg_location *location, int type);
+typedef int (*vg_fn_graph_mem_trim)(int device);
+int vg_graph_mem_trim(vg_fn_graph_mem_trim driver, int device);
 typedef int (*vg_fn_vmm_create)(uint64_t *handle, size_t size, const struct vg_alloc_prop *prop, uint64_t flags);
 int vg_vmm_create(vg_fn_vmm_create driver, uint64_t *handle, size_t size, const struct vg_alloc_prop *prop, uint64_t flags);
 typedef int (*vg_fn_vmm_release)(uint64_t handle);
@@ -177,6 +222,10 @@ typedef int (*vg_fn_vmm_unmap)(uint64_t address, size_t size);
 int vg_vmm_unmap(vg_fn_vmm_unmap driver, uint64_t address, size_t size);
 typedef int (*vg_fn_vmm_retain)(uint64_t *handle, void *address);
 int vg_vmm_retain(vg_fn_vmm_retain driver, uint64_t *handle, void *address);
+typedef int (*vg_fn_vmm_export)(void *shareable, uint64_t handle, int type, uint64_t flags);
+int vg_vmm_export(vg_fn_vmm_export driver, void *shareable, uint64_t handle, int type, uint64_t flags);
+typedef int (*vg_fn_vmm_import)(uint64_t *handle, void *shared, int type);
+int vg_vmm_import(vg_fn_vmm_import driver, uint64_t *handle, void *shared, int type);
 typedef int (*vg_fn_array_create_v1)(void **array, const struct vg_array_desc_v1 *desc);
 int vg_array_create_v1(vg_fn_array_create_v1 driver, void **array, const struct vg_array_desc_v1 *desc);
 typedef int (*vg_fn_array_create)(void **array, const struct vg_array_desc *desc);
@@ -197,12 +246,28 @@ typedef int (*vg_fn_total_mem_v1)(unsigned *bytes, int device);
 int vg_total_mem_v1(vg_fn_total_mem_v1 driver, unsigned *bytes, int device);
 typedef int (*vg_fn_total_mem)(size_t *bytes, int device);
 int vg_total_mem(vg_fn_total_mem driver, size_t *bytes, int device);
+typedef int (*vg_fn_launch_multi_device)(const struct vg_launch_params *launches, unsigned count, unsigned flags);
+int vg_launch_multi_device(vg_fn_launch_multi_device driver, const struct vg_launch_params *launches, unsigned count, unsigned flags);
+typedef int (*vg_fn_graph_instantiate)(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth);
+int vg_graph_instantiate(vg_fn_graph_instantiate driver, void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth);
+typedef int (*vg_fn_graph_update_v1)(void *executable, void *graph, void **node, int *outcome);
+int vg_graph_update_v1(vg_fn_graph_update_v1 driver, void *executable, void *graph, void **node, int *outcome);
+typedef int (*vg_fn_graph_update)(void *executable, void *graph, void *outcome);
+int vg_graph_update(vg_fn_graph_update driver, void *executable, void *graph, void *outcome);
+typedef int (*vg_fn_graph_destroy)(void *executable);
+int vg_graph_destroy(vg_fn_graph_destroy driver, void *executable);
 typedef int (*vg_fn_capture_begin_v1)(void *stream);
 int vg_capture_begin_v1(vg_fn_capture_begin_v1 driver, void *stream);
 typedef int (*vg_fn_capture_begin)(void *stream, int mode);
 int vg_capture_begin(vg_fn_capture_begin driver, void *stream, int mode);
 typedef int (*vg_fn_capture_to_graph)(void *stream, void *graph, const void *dependencies, const void *data, size_t count, int mode);
 int vg_capture_to_graph(vg_fn_capture_to_graph driver, void *stream, void *graph, const void *dependencies, const void *data, size_t count, int mode);
+typedef int (*vg_fn_recapture_to_graph)(void *stream, int mode, void *graph, void *callback, void *data);
+int vg_recapture_to_graph(vg_fn_recapture_to_graph driver, void *stream, int mode, void *graph, void *callback, void *data);
+typedef int (*vg_fn_capture_to_cig)(void *stream, void *params);
+int vg_capture_to_cig(vg_fn_capture_to_cig driver, void *stream, void *params);
+typedef int (*vg_fn_capture_end_cig)(void *stream);
+int vg_capture_end_cig(vg_fn_capture_end_cig driver, void *stream);
 typedef int (*vg_fn_capture_end)(void *stream, void **graph);
 int vg_capture_end(vg_fn_capture_end driver, void *stream, void **graph);
 typedef int (*vg_fn_nvml_init)(void);
@@ -220,6 +285,10 @@ int vg_nvml_processes(vg_fn_nvml_processes driver, void *device, unsigned *count
 typedef int (*vg_fn_nvml_utilization)(void *device, struct vg_nvml_sample *samples, unsigned *count, uint64_t since);
 int vg_nvml_utilization(vg_fn_nvml_utilization driver, void *device, struct vg_nvml_sample *samples, unsigned *count, uint64_t since);
 
+static inline int vg_call_cuDriverGetVersion(int *version) {
+    int (*driver)(int *version) = (int (*)(int *version))vg_target(VG_T_cuDriverGetVersion);
+    return driver != NULL ? driver(version) : vg_missing(VG_T_cuDriverGetVersion);
+}
 static inline int vg_call_cuDeviceGetCount(int *count) {
     int (*driver)(int *count) = (int (*)(int *count))vg_target(VG_T_cuDeviceGetCount);
     return driver != NULL ? driver(count) : vg_missing(VG_T_cuDeviceGetCount);
@@ -248,6 +317,26 @@ static inline int vg_call_cuCtxGetDevice(int *device) {
     int (*driver)(int *device) = (int (*)(int *device))vg_target(VG_T_cuCtxGetDevice);
     return driver != NULL ? driver(device) : vg_missing(VG_T_cuCtxGetDevice);
 }
+static inline int vg_call_cuCtxPushCurrent_v2(void *context) {
+    int (*driver)(void *context) = (int (*)(void *context))vg_target(VG_T_cuCtxPushCurrent_v2);
+    return driver != NULL ? driver(context) : vg_missing(VG_T_cuCtxPushCurrent_v2);
+}
+static inline int vg_call_cuCtxPopCurrent_v2(void **context) {
+    int (*driver)(void **context) = (int (*)(void **context))vg_target(VG_T_cuCtxPopCurrent_v2);
+    return driver != NULL ? driver(context) : vg_missing(VG_T_cuCtxPopCurrent_v2);
+}
+static inline int vg_call_cuCtxFromGreenCtx(void **context, void *green) {
+    int (*driver)(void **context, void *green) = (int (*)(void **context, void *green))vg_target(VG_T_cuCtxFromGreenCtx);
+    return driver != NULL ? driver(context, green) : vg_missing(VG_T_cuCtxFromGreenCtx);
+}
+static inline int vg_call_cuStreamGetCtx(void *stream, void **context) {
+    int (*driver)(void *stream, void **context) = (int (*)(void *stream, void **context))vg_target(VG_T_cuStreamGetCtx);
+    return driver != NULL ? driver(stream, context) : vg_missing(VG_T_cuStreamGetCtx);
+}
+static inline int vg_call_cuGraphGetNodes(void *graph, void **nodes, size_t *count) {
+    int (*driver)(void *graph, void **nodes, size_t *count) = (int (*)(void *graph, void **nodes, size_t *count))vg_target(VG_T_cuGraphGetNodes);
+    return driver != NULL ? driver(graph, nodes, count) : vg_missing(VG_T_cuGraphGetNodes);
+}
 static inline int vg_call_cuDeviceGetMemPool(void **pool, int device) {
     int (*driver)(void **pool, int device) = (int (*)(void **pool, int device))vg_target(VG_T_cuDeviceGetMemPool);
     return driver != NULL ? driver(pool, device) : vg_missing(VG_T_cuDeviceGetMemPool);
@@ -255,6 +344,22 @@ static inline int vg_call_cuDeviceGetMemPool(void **pool, int device) {
 static inline int vg_call_cuMemPoolGetAttribute(void *pool, int attribute, void *value) {
     int (*driver)(void *pool, int attribute, void *value) = (int (*)(void *pool, int attribute, void *value))vg_target(VG_T_cuMemPoolGetAttribute);
     return driver != NULL ? driver(pool, attribute, value) : vg_missing(VG_T_cuMemPoolGetAttribute);
+}
+static inline int vg_call_cuDeviceGetDefaultMemPool(void **pool, int device) {
+    int (*driver)(void **pool, int device) = (int (*)(void **pool, int device))vg_target(VG_T_cuDeviceGetDefaultMemPool);
+    return driver != NULL ? driver(pool, device) : vg_missing(VG_T_cuDeviceGetDefaultMemPool);
+}
+static inline int vg_call_cuDeviceGetGraphMemAttribute(int device, int attribute, void *value) {
+    int (*driver)(int device, int attribute, void *value) = (int (*)(int device, int attribute, void *value))vg_target(VG_T_cuDeviceGetGraphMemAttribute);
+    return driver != NULL ? driver(device, attribute, value) : vg_missing(VG_T_cuDeviceGetGraphMemAttribute);
+}
+static inline int vg_call_cuMemAllocManaged(uint64_t *pointer, size_t size, unsigned flags) {
+    int (*driver)(uint64_t *pointer, size_t size, unsigned flags) = (int (*)(uint64_t *pointer, size_t size, unsigned flags))vg_target(VG_T_cuMemAllocManaged);
+    return driver != NULL ? driver(pointer, size, flags) : vg_missing(VG_T_cuMemAllocManaged);
+}
+static inline int vg_call_cuMemAdvise(uint64_t pointer, size_t size, int advice, int device) {
+    int (*driver)(uint64_t pointer, size_t size, int advice, int device) = (int (*)(uint64_t pointer, size_t size, int advice, int device))vg_target(VG_T_cuMemAdvise);
+    return driver != NULL ? driver(pointer, size, advice, device) : vg_missing(VG_T_cuMemAdvise);
 }
 static inline int vg_call_cuMemPoolTrimTo(void *pool, size_t keep) {
     int (*driver)(void *pool, size_t keep) = (int (*)(void *pool, size_t keep))vg_target(VG_T_cuMemPoolTrimTo);

@@ -30,6 +30,7 @@
 #define VG_CHARGE_UNIT 512
 #define VG_LOCK_HOST_PID 1073741824
 #define VG_LOCK_REGION 1073741825
+#define VG_LOCK_SEED 1073741826
 #define VG_LOCK_ADMISSION 1073741840
 #define VG_LOCK_LEADER 1073741856
 #define VG_LOCK_SWEEP 1073741857
@@ -68,7 +69,9 @@ struct vg_usage {
     _Atomic uint64_t data;
     _Atomic uint64_t offset;
     _Atomic uint64_t total;
-    unsigned char reserved_end[24];
+    _Atomic uint64_t managed; /* ours: part of data that is managed memory because the card was full */
+    _Atomic uint64_t residual; /* ours: what NVML shows beyond context and data, by the leader */
+    unsigned char reserved_end[8];
 };
 _Static_assert(sizeof(struct vg_usage) == 64, "size of usage");
 _Static_assert(offsetof(struct vg_usage, context) == 0, "usage.context");
@@ -76,6 +79,8 @@ _Static_assert(offsetof(struct vg_usage, module) == 8, "usage.module");
 _Static_assert(offsetof(struct vg_usage, data) == 16, "usage.data");
 _Static_assert(offsetof(struct vg_usage, offset) == 24, "usage.offset");
 _Static_assert(offsetof(struct vg_usage, total) == 32, "usage.total");
+_Static_assert(offsetof(struct vg_usage, managed) == 40, "usage.managed");
+_Static_assert(offsetof(struct vg_usage, residual) == 48, "usage.residual");
 
 /* Utilisation of one process on one device, percent. */
 struct vg_util {
@@ -309,14 +314,16 @@ struct vg_extension {
     _Atomic uint64_t next_event; /* events ever written */
     unsigned char reserved9[8];
     char library_version[32];
-    unsigned char reserved10[32];
+    _Atomic uint64_t broker_answers; /* processes whose host PID the broker told */
+    _Atomic uint64_t broker_fallbacks; /* processes that it did not, gate on */
+    unsigned char reserved12[16];
     _Atomic uint32_t slow[16]; /* not 0: slow path of admission */
     _Atomic uint64_t claimed[16]; /* bit k mod 64 of word k / 64 */
-    unsigned char reserved12[3776];
+    unsigned char reserved14[3776];
     struct vg_ext_device devices[16];
     struct vg_ext_slot slots[1024];
     struct vg_ext_event events[1024];
-    unsigned char reserved15[24576];
+    unsigned char reserved17[24576];
     _Atomic uint64_t totals[16384]; /* T[d][k] at d * 1024 + k; low 9 bits: undecided attempts */
 };
 _Static_assert(sizeof(struct vg_extension) == 262144, "size of extension");
@@ -330,6 +337,8 @@ _Static_assert(offsetof(struct vg_extension, leader) == 36, "extension.leader");
 _Static_assert(offsetof(struct vg_extension, trim) == 40, "extension.trim");
 _Static_assert(offsetof(struct vg_extension, next_event) == 48, "extension.next_event");
 _Static_assert(offsetof(struct vg_extension, library_version) == 64, "extension.library_version");
+_Static_assert(offsetof(struct vg_extension, broker_answers) == 96, "extension.broker_answers");
+_Static_assert(offsetof(struct vg_extension, broker_fallbacks) == 104, "extension.broker_fallbacks");
 _Static_assert(offsetof(struct vg_extension, slow) == 128, "extension.slow");
 _Static_assert(offsetof(struct vg_extension, claimed) == 192, "extension.claimed");
 _Static_assert(offsetof(struct vg_extension, devices) == 4096, "extension.devices");

@@ -24,6 +24,8 @@ extern int cuCtxPopCurrent(void **context);
 extern int cuCtxPopCurrent_v2(void **context);
 extern int cuCtxAttach(void **context, unsigned flags);
 extern int cuCtxDetach(void *context);
+extern int cuGreenCtxCreate(void **green, void *resources, int device, unsigned flags);
+extern int cuGreenCtxDestroy(void *green);
 extern int cuMemAlloc(uint32_t *pointer, unsigned size);
 extern int cuMemAlloc_v2(uint64_t *pointer, size_t size);
 extern int cuMemAllocPitch(uint32_t *pointer, unsigned *pitch, unsigned width, unsigned height, unsigned element);
@@ -40,11 +42,18 @@ extern int cuMemFreeAsync_ptsz(uint64_t pointer, void *stream);
 extern int cuMemPoolCreate(void **pool, const struct vg_pool_props *props);
 extern int cuMemPoolDestroy(void *pool);
 extern int cuMemPoolTrimTo(void *pool, size_t keep);
+extern int cuDeviceSetMemPool(int device, void *pool);
+extern int cuMemSetMemPool(const struct vg_location *location, int type, void *pool);
+extern int cuMemGetDefaultMemPool(void **pool, const struct vg_location *location, int type);
+extern int cuMemGetMemPool(void **pool, const struct vg_location *location, int type);
+extern int cuDeviceGraphMemTrim(int device);
 extern int cuMemCreate(uint64_t *handle, size_t size, const struct vg_alloc_prop *prop, uint64_t flags);
 extern int cuMemRelease(uint64_t handle);
 extern int cuMemMap(uint64_t address, size_t size, size_t offset, uint64_t handle, uint64_t flags);
 extern int cuMemUnmap(uint64_t address, size_t size);
 extern int cuMemRetainAllocationHandle(uint64_t *handle, void *address);
+extern int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, uint64_t flags);
+extern int cuMemImportFromShareableHandle(uint64_t *handle, void *shared, int type);
 extern int cuArrayCreate(void **array, const struct vg_array_desc_v1 *desc);
 extern int cuArrayCreate_v2(void **array, const struct vg_array_desc *desc);
 extern int cuArray3DCreate(void **array, const struct vg_array3d_desc_v1 *desc);
@@ -65,14 +74,29 @@ extern int cuLaunchCooperativeKernel_ptsz(void *f, unsigned grid_x, unsigned gri
 extern int cuLaunch(void *f);
 extern int cuLaunchGrid(void *f, int grid_x, int grid_y);
 extern int cuLaunchGridAsync(void *f, int grid_x, int grid_y, void *stream);
+extern int cuLaunchCooperativeKernelMultiDevice(const struct vg_launch_params *launches, unsigned count, unsigned flags);
 extern int cuGraphLaunch(void *graph, void *stream);
 extern int cuGraphLaunch_ptsz(void *graph, void *stream);
+extern int cuGraphInstantiate(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth);
+extern int cuGraphInstantiate_v2(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth);
+extern int cuGraphInstantiateWithFlags(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth);
+extern int cuGraphInstantiateWithParams(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth);
+extern int cuGraphInstantiateWithParams_ptsz(void **executable, void *graph, uint64_t third, uint64_t fourth, uint64_t fifth, uint64_t sixth);
+extern int cuGraphExecUpdate(void *executable, void *graph, void **node, int *outcome);
+extern int cuGraphExecUpdate_v2(void *executable, void *graph, void *outcome);
+extern int cuGraphExecDestroy(void *executable);
 extern int cuStreamBeginCapture(void *stream);
 extern int cuStreamBeginCapture_ptsz(void *stream);
 extern int cuStreamBeginCapture_v2(void *stream, int mode);
 extern int cuStreamBeginCapture_v2_ptsz(void *stream, int mode);
 extern int cuStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *data, size_t count, int mode);
 extern int cuStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *dependencies, const void *data, size_t count, int mode);
+extern int cuStreamBeginRecaptureToGraph(void *stream, int mode, void *graph, void *callback, void *data);
+extern int cuStreamBeginRecaptureToGraph_ptsz(void *stream, int mode, void *graph, void *callback, void *data);
+extern int cuStreamBeginCaptureToCig(void *stream, void *params);
+extern int cuStreamBeginCaptureToCig_ptsz(void *stream, void *params);
+extern int cuStreamEndCaptureToCig(void *stream);
+extern int cuStreamEndCaptureToCig_ptsz(void *stream);
 extern int cuStreamEndCapture(void *stream, void **graph);
 extern int cuStreamEndCapture_ptsz(void *stream, void **graph);
 extern int nvmlInit(void);
@@ -113,6 +137,8 @@ const char *const vg_target_names[VG_TARGET_COUNT] = {
     "cuCtxPopCurrent_v2",
     "cuCtxAttach",
     "cuCtxDetach",
+    "cuGreenCtxCreate",
+    "cuGreenCtxDestroy",
     "cuMemAlloc",
     "cuMemAlloc_v2",
     "cuMemAllocPitch",
@@ -129,11 +155,18 @@ const char *const vg_target_names[VG_TARGET_COUNT] = {
     "cuMemPoolCreate",
     "cuMemPoolDestroy",
     "cuMemPoolTrimTo",
+    "cuDeviceSetMemPool",
+    "cuMemSetMemPool",
+    "cuMemGetDefaultMemPool",
+    "cuMemGetMemPool",
+    "cuDeviceGraphMemTrim",
     "cuMemCreate",
     "cuMemRelease",
     "cuMemMap",
     "cuMemUnmap",
     "cuMemRetainAllocationHandle",
+    "cuMemExportToShareableHandle",
+    "cuMemImportFromShareableHandle",
     "cuArrayCreate",
     "cuArrayCreate_v2",
     "cuArray3DCreate",
@@ -154,14 +187,29 @@ const char *const vg_target_names[VG_TARGET_COUNT] = {
     "cuLaunch",
     "cuLaunchGrid",
     "cuLaunchGridAsync",
+    "cuLaunchCooperativeKernelMultiDevice",
     "cuGraphLaunch",
     "cuGraphLaunch_ptsz",
+    "cuGraphInstantiate",
+    "cuGraphInstantiate_v2",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphInstantiateWithParams",
+    "cuGraphInstantiateWithParams_ptsz",
+    "cuGraphExecUpdate",
+    "cuGraphExecUpdate_v2",
+    "cuGraphExecDestroy",
     "cuStreamBeginCapture",
     "cuStreamBeginCapture_ptsz",
     "cuStreamBeginCapture_v2",
     "cuStreamBeginCapture_v2_ptsz",
     "cuStreamBeginCaptureToGraph",
     "cuStreamBeginCaptureToGraph_ptsz",
+    "cuStreamBeginRecaptureToGraph",
+    "cuStreamBeginRecaptureToGraph_ptsz",
+    "cuStreamBeginCaptureToCig",
+    "cuStreamBeginCaptureToCig_ptsz",
+    "cuStreamEndCaptureToCig",
+    "cuStreamEndCaptureToCig_ptsz",
     "cuStreamEndCapture",
     "cuStreamEndCapture_ptsz",
     "nvmlInit",
@@ -179,6 +227,7 @@ const char *const vg_target_names[VG_TARGET_COUNT] = {
     "nvmlDeviceGetMPSComputeRunningProcesses_v2",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
     "nvmlDeviceGetProcessUtilization",
+    "cuDriverGetVersion",
     "cuDeviceGetCount",
     "cuDeviceGetUuid",
     "cuDeviceGetUuid_v2",
@@ -186,8 +235,14 @@ const char *const vg_target_names[VG_TARGET_COUNT] = {
     "cuDevicePrimaryCtxGetState",
     "cuCtxGetCurrent",
     "cuCtxGetDevice",
+    "cuCtxFromGreenCtx",
+    "cuStreamGetCtx",
+    "cuGraphGetNodes",
     "cuDeviceGetMemPool",
     "cuMemPoolGetAttribute",
+    "cuDeviceGetDefaultMemPool",
+    "cuDeviceGetGraphMemAttribute",
+    "cuMemAdvise",
     "cuStreamIsCapturing",
     "cuEventCreate",
     "cuEventRecord",
@@ -219,20 +274,33 @@ const struct vg_export vg_exports[VG_EXPORT_COUNT] = {
     {"cuCtxPushCurrent", VG_T_cuCtxPushCurrent, (void *)cuCtxPushCurrent},
     {"cuCtxPushCurrent_v2", VG_T_cuCtxPushCurrent_v2, (void *)cuCtxPushCurrent_v2},
     {"cuCtxSetCurrent", VG_T_cuCtxSetCurrent, (void *)cuCtxSetCurrent},
+    {"cuDeviceGraphMemTrim", VG_T_cuDeviceGraphMemTrim, (void *)cuDeviceGraphMemTrim},
     {"cuDevicePrimaryCtxRelease", VG_T_cuDevicePrimaryCtxRelease, (void *)cuDevicePrimaryCtxRelease},
     {"cuDevicePrimaryCtxRelease_v2", VG_T_cuDevicePrimaryCtxRelease_v2, (void *)cuDevicePrimaryCtxRelease_v2},
     {"cuDevicePrimaryCtxReset", VG_T_cuDevicePrimaryCtxReset, (void *)cuDevicePrimaryCtxReset},
     {"cuDevicePrimaryCtxReset_v2", VG_T_cuDevicePrimaryCtxReset_v2, (void *)cuDevicePrimaryCtxReset_v2},
     {"cuDevicePrimaryCtxRetain", VG_T_cuDevicePrimaryCtxRetain, (void *)cuDevicePrimaryCtxRetain},
+    {"cuDeviceSetMemPool", VG_T_cuDeviceSetMemPool, (void *)cuDeviceSetMemPool},
     {"cuDeviceTotalMem", VG_T_cuDeviceTotalMem, (void *)cuDeviceTotalMem},
     {"cuDeviceTotalMem_v2", VG_T_cuDeviceTotalMem_v2, (void *)cuDeviceTotalMem_v2},
     {"cuGetProcAddress", VG_T_cuGetProcAddress, (void *)cuGetProcAddress},
     {"cuGetProcAddress_v2", VG_T_cuGetProcAddress_v2, (void *)cuGetProcAddress_v2},
+    {"cuGraphExecDestroy", VG_T_cuGraphExecDestroy, (void *)cuGraphExecDestroy},
+    {"cuGraphExecUpdate", VG_T_cuGraphExecUpdate, (void *)cuGraphExecUpdate},
+    {"cuGraphExecUpdate_v2", VG_T_cuGraphExecUpdate_v2, (void *)cuGraphExecUpdate_v2},
+    {"cuGraphInstantiate", VG_T_cuGraphInstantiate, (void *)cuGraphInstantiate},
+    {"cuGraphInstantiateWithFlags", VG_T_cuGraphInstantiateWithFlags, (void *)cuGraphInstantiateWithFlags},
+    {"cuGraphInstantiateWithParams", VG_T_cuGraphInstantiateWithParams, (void *)cuGraphInstantiateWithParams},
+    {"cuGraphInstantiateWithParams_ptsz", VG_T_cuGraphInstantiateWithParams_ptsz, (void *)cuGraphInstantiateWithParams_ptsz},
+    {"cuGraphInstantiate_v2", VG_T_cuGraphInstantiate_v2, (void *)cuGraphInstantiate_v2},
     {"cuGraphLaunch", VG_T_cuGraphLaunch, (void *)cuGraphLaunch},
     {"cuGraphLaunch_ptsz", VG_T_cuGraphLaunch_ptsz, (void *)cuGraphLaunch_ptsz},
+    {"cuGreenCtxCreate", VG_T_cuGreenCtxCreate, (void *)cuGreenCtxCreate},
+    {"cuGreenCtxDestroy", VG_T_cuGreenCtxDestroy, (void *)cuGreenCtxDestroy},
     {"cuInit", VG_T_cuInit, (void *)cuInit},
     {"cuLaunch", VG_T_cuLaunch, (void *)cuLaunch},
     {"cuLaunchCooperativeKernel", VG_T_cuLaunchCooperativeKernel, (void *)cuLaunchCooperativeKernel},
+    {"cuLaunchCooperativeKernelMultiDevice", VG_T_cuLaunchCooperativeKernelMultiDevice, (void *)cuLaunchCooperativeKernelMultiDevice},
     {"cuLaunchCooperativeKernel_ptsz", VG_T_cuLaunchCooperativeKernel_ptsz, (void *)cuLaunchCooperativeKernel_ptsz},
     {"cuLaunchGrid", VG_T_cuLaunchGrid, (void *)cuLaunchGrid},
     {"cuLaunchGridAsync", VG_T_cuLaunchGridAsync, (void *)cuLaunchGridAsync},
@@ -250,28 +318,39 @@ const struct vg_export vg_exports[VG_EXPORT_COUNT] = {
     {"cuMemAllocPitch_v2", VG_T_cuMemAllocPitch_v2, (void *)cuMemAllocPitch_v2},
     {"cuMemAlloc_v2", VG_T_cuMemAlloc_v2, (void *)cuMemAlloc_v2},
     {"cuMemCreate", VG_T_cuMemCreate, (void *)cuMemCreate},
+    {"cuMemExportToShareableHandle", VG_T_cuMemExportToShareableHandle, (void *)cuMemExportToShareableHandle},
     {"cuMemFree", VG_T_cuMemFree, (void *)cuMemFree},
     {"cuMemFreeAsync", VG_T_cuMemFreeAsync, (void *)cuMemFreeAsync},
     {"cuMemFreeAsync_ptsz", VG_T_cuMemFreeAsync_ptsz, (void *)cuMemFreeAsync_ptsz},
     {"cuMemFree_v2", VG_T_cuMemFree_v2, (void *)cuMemFree_v2},
+    {"cuMemGetDefaultMemPool", VG_T_cuMemGetDefaultMemPool, (void *)cuMemGetDefaultMemPool},
     {"cuMemGetInfo", VG_T_cuMemGetInfo, (void *)cuMemGetInfo},
     {"cuMemGetInfo_v2", VG_T_cuMemGetInfo_v2, (void *)cuMemGetInfo_v2},
+    {"cuMemGetMemPool", VG_T_cuMemGetMemPool, (void *)cuMemGetMemPool},
+    {"cuMemImportFromShareableHandle", VG_T_cuMemImportFromShareableHandle, (void *)cuMemImportFromShareableHandle},
     {"cuMemMap", VG_T_cuMemMap, (void *)cuMemMap},
     {"cuMemPoolCreate", VG_T_cuMemPoolCreate, (void *)cuMemPoolCreate},
     {"cuMemPoolDestroy", VG_T_cuMemPoolDestroy, (void *)cuMemPoolDestroy},
     {"cuMemPoolTrimTo", VG_T_cuMemPoolTrimTo, (void *)cuMemPoolTrimTo},
     {"cuMemRelease", VG_T_cuMemRelease, (void *)cuMemRelease},
     {"cuMemRetainAllocationHandle", VG_T_cuMemRetainAllocationHandle, (void *)cuMemRetainAllocationHandle},
+    {"cuMemSetMemPool", VG_T_cuMemSetMemPool, (void *)cuMemSetMemPool},
     {"cuMemUnmap", VG_T_cuMemUnmap, (void *)cuMemUnmap},
     {"cuMipmappedArrayCreate", VG_T_cuMipmappedArrayCreate, (void *)cuMipmappedArrayCreate},
     {"cuMipmappedArrayDestroy", VG_T_cuMipmappedArrayDestroy, (void *)cuMipmappedArrayDestroy},
     {"cuStreamBeginCapture", VG_T_cuStreamBeginCapture, (void *)cuStreamBeginCapture},
+    {"cuStreamBeginCaptureToCig", VG_T_cuStreamBeginCaptureToCig, (void *)cuStreamBeginCaptureToCig},
+    {"cuStreamBeginCaptureToCig_ptsz", VG_T_cuStreamBeginCaptureToCig_ptsz, (void *)cuStreamBeginCaptureToCig_ptsz},
     {"cuStreamBeginCaptureToGraph", VG_T_cuStreamBeginCaptureToGraph, (void *)cuStreamBeginCaptureToGraph},
     {"cuStreamBeginCaptureToGraph_ptsz", VG_T_cuStreamBeginCaptureToGraph_ptsz, (void *)cuStreamBeginCaptureToGraph_ptsz},
     {"cuStreamBeginCapture_ptsz", VG_T_cuStreamBeginCapture_ptsz, (void *)cuStreamBeginCapture_ptsz},
     {"cuStreamBeginCapture_v2", VG_T_cuStreamBeginCapture_v2, (void *)cuStreamBeginCapture_v2},
     {"cuStreamBeginCapture_v2_ptsz", VG_T_cuStreamBeginCapture_v2_ptsz, (void *)cuStreamBeginCapture_v2_ptsz},
+    {"cuStreamBeginRecaptureToGraph", VG_T_cuStreamBeginRecaptureToGraph, (void *)cuStreamBeginRecaptureToGraph},
+    {"cuStreamBeginRecaptureToGraph_ptsz", VG_T_cuStreamBeginRecaptureToGraph_ptsz, (void *)cuStreamBeginRecaptureToGraph_ptsz},
     {"cuStreamEndCapture", VG_T_cuStreamEndCapture, (void *)cuStreamEndCapture},
+    {"cuStreamEndCaptureToCig", VG_T_cuStreamEndCaptureToCig, (void *)cuStreamEndCaptureToCig},
+    {"cuStreamEndCaptureToCig_ptsz", VG_T_cuStreamEndCaptureToCig_ptsz, (void *)cuStreamEndCaptureToCig_ptsz},
     {"cuStreamEndCapture_ptsz", VG_T_cuStreamEndCapture_ptsz, (void *)cuStreamEndCapture_ptsz},
     {"nvmlDeviceGetComputeRunningProcesses", VG_T_nvmlDeviceGetComputeRunningProcesses, (void *)nvmlDeviceGetComputeRunningProcesses},
     {"nvmlDeviceGetComputeRunningProcesses_v2", VG_T_nvmlDeviceGetComputeRunningProcesses_v2, (void *)nvmlDeviceGetComputeRunningProcesses_v2},
@@ -291,7 +370,7 @@ const struct vg_export vg_exports[VG_EXPORT_COUNT] = {
 };
 
 /* Sorted by base name; the versions of one name and flavour ascend. */
-const unsigned vg_version_count = 72;
+const unsigned vg_version_count = 96;
 const struct vg_version vg_versions[] = {
     {"cuArray3DCreate", 2000, 0, VG_T_cuArray3DCreate, (void *)cuArray3DCreate},
     {"cuArray3DCreate", 3020, 0, VG_T_cuArray3DCreate_v2, (void *)cuArray3DCreate_v2},
@@ -311,21 +390,34 @@ const struct vg_version vg_versions[] = {
     {"cuCtxPushCurrent", 2000, 0, VG_T_cuCtxPushCurrent, (void *)cuCtxPushCurrent},
     {"cuCtxPushCurrent", 4000, 0, VG_T_cuCtxPushCurrent_v2, (void *)cuCtxPushCurrent_v2},
     {"cuCtxSetCurrent", 4000, 0, VG_T_cuCtxSetCurrent, (void *)cuCtxSetCurrent},
+    {"cuDeviceGraphMemTrim", 11040, 0, VG_T_cuDeviceGraphMemTrim, (void *)cuDeviceGraphMemTrim},
     {"cuDevicePrimaryCtxRelease", 7000, 0, VG_T_cuDevicePrimaryCtxRelease, (void *)cuDevicePrimaryCtxRelease},
     {"cuDevicePrimaryCtxRelease", 11000, 0, VG_T_cuDevicePrimaryCtxRelease_v2, (void *)cuDevicePrimaryCtxRelease_v2},
     {"cuDevicePrimaryCtxReset", 7000, 0, VG_T_cuDevicePrimaryCtxReset, (void *)cuDevicePrimaryCtxReset},
     {"cuDevicePrimaryCtxReset", 11000, 0, VG_T_cuDevicePrimaryCtxReset_v2, (void *)cuDevicePrimaryCtxReset_v2},
     {"cuDevicePrimaryCtxRetain", 7000, 0, VG_T_cuDevicePrimaryCtxRetain, (void *)cuDevicePrimaryCtxRetain},
+    {"cuDeviceSetMemPool", 11020, 0, VG_T_cuDeviceSetMemPool, (void *)cuDeviceSetMemPool},
     {"cuDeviceTotalMem", 2000, 0, VG_T_cuDeviceTotalMem, (void *)cuDeviceTotalMem},
     {"cuDeviceTotalMem", 3020, 0, VG_T_cuDeviceTotalMem_v2, (void *)cuDeviceTotalMem_v2},
     {"cuGetProcAddress", 11030, 0, VG_T_cuGetProcAddress, (void *)cuGetProcAddress},
     {"cuGetProcAddress", 12000, 0, VG_T_cuGetProcAddress_v2, (void *)cuGetProcAddress_v2},
+    {"cuGraphExecDestroy", 10000, 0, VG_T_cuGraphExecDestroy, (void *)cuGraphExecDestroy},
+    {"cuGraphExecUpdate", 10020, 0, VG_T_cuGraphExecUpdate, (void *)cuGraphExecUpdate},
+    {"cuGraphExecUpdate", 12000, 0, VG_T_cuGraphExecUpdate_v2, (void *)cuGraphExecUpdate_v2},
+    {"cuGraphInstantiate", 10000, 0, VG_T_cuGraphInstantiate, (void *)cuGraphInstantiate},
+    {"cuGraphInstantiate", 11000, 0, VG_T_cuGraphInstantiate_v2, (void *)cuGraphInstantiate_v2},
+    {"cuGraphInstantiateWithFlags", 11040, 0, VG_T_cuGraphInstantiateWithFlags, (void *)cuGraphInstantiateWithFlags},
+    {"cuGraphInstantiateWithParams", 12000, 0, VG_T_cuGraphInstantiateWithParams, (void *)cuGraphInstantiateWithParams},
+    {"cuGraphInstantiateWithParams", 12000, 1, VG_T_cuGraphInstantiateWithParams_ptsz, (void *)cuGraphInstantiateWithParams_ptsz},
     {"cuGraphLaunch", 10000, 0, VG_T_cuGraphLaunch, (void *)cuGraphLaunch},
     {"cuGraphLaunch", 10000, 1, VG_T_cuGraphLaunch_ptsz, (void *)cuGraphLaunch_ptsz},
+    {"cuGreenCtxCreate", 12040, 0, VG_T_cuGreenCtxCreate, (void *)cuGreenCtxCreate},
+    {"cuGreenCtxDestroy", 12040, 0, VG_T_cuGreenCtxDestroy, (void *)cuGreenCtxDestroy},
     {"cuInit", 2000, 0, VG_T_cuInit, (void *)cuInit},
     {"cuLaunch", 2000, 0, VG_T_cuLaunch, (void *)cuLaunch},
     {"cuLaunchCooperativeKernel", 9000, 0, VG_T_cuLaunchCooperativeKernel, (void *)cuLaunchCooperativeKernel},
     {"cuLaunchCooperativeKernel", 9000, 1, VG_T_cuLaunchCooperativeKernel_ptsz, (void *)cuLaunchCooperativeKernel_ptsz},
+    {"cuLaunchCooperativeKernelMultiDevice", 9000, 0, VG_T_cuLaunchCooperativeKernelMultiDevice, (void *)cuLaunchCooperativeKernelMultiDevice},
     {"cuLaunchGrid", 2000, 0, VG_T_cuLaunchGrid, (void *)cuLaunchGrid},
     {"cuLaunchGridAsync", 2000, 0, VG_T_cuLaunchGridAsync, (void *)cuLaunchGridAsync},
     {"cuLaunchKernel", 4000, 0, VG_T_cuLaunchKernel, (void *)cuLaunchKernel},
@@ -342,18 +434,23 @@ const struct vg_version vg_versions[] = {
     {"cuMemAllocPitch", 2000, 0, VG_T_cuMemAllocPitch, (void *)cuMemAllocPitch},
     {"cuMemAllocPitch", 3020, 0, VG_T_cuMemAllocPitch_v2, (void *)cuMemAllocPitch_v2},
     {"cuMemCreate", 10020, 0, VG_T_cuMemCreate, (void *)cuMemCreate},
+    {"cuMemExportToShareableHandle", 10020, 0, VG_T_cuMemExportToShareableHandle, (void *)cuMemExportToShareableHandle},
     {"cuMemFree", 2000, 0, VG_T_cuMemFree, (void *)cuMemFree},
     {"cuMemFree", 3020, 0, VG_T_cuMemFree_v2, (void *)cuMemFree_v2},
     {"cuMemFreeAsync", 11020, 0, VG_T_cuMemFreeAsync, (void *)cuMemFreeAsync},
     {"cuMemFreeAsync", 11020, 1, VG_T_cuMemFreeAsync_ptsz, (void *)cuMemFreeAsync_ptsz},
+    {"cuMemGetDefaultMemPool", 13000, 0, VG_T_cuMemGetDefaultMemPool, (void *)cuMemGetDefaultMemPool},
     {"cuMemGetInfo", 2000, 0, VG_T_cuMemGetInfo, (void *)cuMemGetInfo},
     {"cuMemGetInfo", 3020, 0, VG_T_cuMemGetInfo_v2, (void *)cuMemGetInfo_v2},
+    {"cuMemGetMemPool", 13000, 0, VG_T_cuMemGetMemPool, (void *)cuMemGetMemPool},
+    {"cuMemImportFromShareableHandle", 10020, 0, VG_T_cuMemImportFromShareableHandle, (void *)cuMemImportFromShareableHandle},
     {"cuMemMap", 10020, 0, VG_T_cuMemMap, (void *)cuMemMap},
     {"cuMemPoolCreate", 11020, 0, VG_T_cuMemPoolCreate, (void *)cuMemPoolCreate},
     {"cuMemPoolDestroy", 11020, 0, VG_T_cuMemPoolDestroy, (void *)cuMemPoolDestroy},
     {"cuMemPoolTrimTo", 11020, 0, VG_T_cuMemPoolTrimTo, (void *)cuMemPoolTrimTo},
     {"cuMemRelease", 10020, 0, VG_T_cuMemRelease, (void *)cuMemRelease},
     {"cuMemRetainAllocationHandle", 11000, 0, VG_T_cuMemRetainAllocationHandle, (void *)cuMemRetainAllocationHandle},
+    {"cuMemSetMemPool", 13000, 0, VG_T_cuMemSetMemPool, (void *)cuMemSetMemPool},
     {"cuMemUnmap", 10020, 0, VG_T_cuMemUnmap, (void *)cuMemUnmap},
     {"cuMipmappedArrayCreate", 5000, 0, VG_T_cuMipmappedArrayCreate, (void *)cuMipmappedArrayCreate},
     {"cuMipmappedArrayDestroy", 5000, 0, VG_T_cuMipmappedArrayDestroy, (void *)cuMipmappedArrayDestroy},
@@ -361,8 +458,14 @@ const struct vg_version vg_versions[] = {
     {"cuStreamBeginCapture", 10010, 0, VG_T_cuStreamBeginCapture_v2, (void *)cuStreamBeginCapture_v2},
     {"cuStreamBeginCapture", 10000, 1, VG_T_cuStreamBeginCapture_ptsz, (void *)cuStreamBeginCapture_ptsz},
     {"cuStreamBeginCapture", 10010, 1, VG_T_cuStreamBeginCapture_v2_ptsz, (void *)cuStreamBeginCapture_v2_ptsz},
+    {"cuStreamBeginCaptureToCig", 13010, 0, VG_T_cuStreamBeginCaptureToCig, (void *)cuStreamBeginCaptureToCig},
+    {"cuStreamBeginCaptureToCig", 13010, 1, VG_T_cuStreamBeginCaptureToCig_ptsz, (void *)cuStreamBeginCaptureToCig_ptsz},
     {"cuStreamBeginCaptureToGraph", 12030, 0, VG_T_cuStreamBeginCaptureToGraph, (void *)cuStreamBeginCaptureToGraph},
     {"cuStreamBeginCaptureToGraph", 12030, 1, VG_T_cuStreamBeginCaptureToGraph_ptsz, (void *)cuStreamBeginCaptureToGraph_ptsz},
+    {"cuStreamBeginRecaptureToGraph", 13030, 0, VG_T_cuStreamBeginRecaptureToGraph, (void *)cuStreamBeginRecaptureToGraph},
+    {"cuStreamBeginRecaptureToGraph", 13030, 1, VG_T_cuStreamBeginRecaptureToGraph_ptsz, (void *)cuStreamBeginRecaptureToGraph_ptsz},
     {"cuStreamEndCapture", 10000, 0, VG_T_cuStreamEndCapture, (void *)cuStreamEndCapture},
     {"cuStreamEndCapture", 10000, 1, VG_T_cuStreamEndCapture_ptsz, (void *)cuStreamEndCapture_ptsz},
+    {"cuStreamEndCaptureToCig", 13010, 0, VG_T_cuStreamEndCaptureToCig, (void *)cuStreamEndCaptureToCig},
+    {"cuStreamEndCaptureToCig", 13010, 1, VG_T_cuStreamEndCaptureToCig_ptsz, (void *)cuStreamEndCaptureToCig_ptsz},
 };

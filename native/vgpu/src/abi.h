@@ -27,6 +27,8 @@ enum {
     VG_POOL_RESERVED = 5,
     VG_POOL_USED = 7,
     VG_LOCATION_DEVICE = 1,
+    VG_LOCATION_DEVICE_PART =
+        6, /* CUDA 13.5: a part of a device's memory; the device is the low byte of the id */
     VG_CAPTURE_NONE = 0,
     VG_EVENT_DEFAULT = 0,
     VG_ARRAY_SPARSE = 0x40,
@@ -46,6 +48,13 @@ struct vg_location {
     int type;
     int id;
 };
+
+/* The CUDA device whose memory the location is; -1: none. */
+static inline int vg_location_device(const struct vg_location *location) {
+    if (location->type == VG_LOCATION_DEVICE_PART)
+        return location->id & 0xff;
+    return location->type == VG_LOCATION_DEVICE ? location->id : -1;
+}
 
 struct vg_alloc_prop {
     int type;
@@ -92,6 +101,14 @@ struct vg_launch_config {
     unsigned count;
 };
 _Static_assert(sizeof(struct vg_launch_config) == 56, "CUlaunchConfig");
+
+struct vg_launch_params {
+    void *function;
+    unsigned grid_x, grid_y, grid_z, block_x, block_y, block_z, shared;
+    void *stream;
+    void **params;
+};
+_Static_assert(sizeof(struct vg_launch_params) == 56, "CUDA_LAUNCH_PARAMS");
 
 struct vg_nvml_memory {
     uint64_t total, free, used;

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 static const uint64_t lock_timeout_ns = 1000000000u;
-static const uint64_t past_holder_ns = 10000000u;
+static const uint64_t past_holder_ns = 2000000u;
 static const uint64_t undecided_timeout_ns = 100000000u;
 static const uint64_t largest_limit = (uint64_t)1 << 45;
 
@@ -18,10 +18,30 @@ static _Atomic uint64_t *own_total(const struct vg_space *space, int device) {
     return &space->own_totals[(unsigned)device * space->totals_stride];
 }
 
-/* One pass over the totals. `*undecided` gets the attempts seen in the very values that were added. */
-static uint64_t pass(const struct vg_space *space, int device, uint64_t *undecided) {
+/* The same as the loop of pass(), for totals that somebody has written to: what no process can hold counts as
+ * nothing, so that no sum wraps round and makes room. */
+static uint64_t plausible_sum(const _Atomic uint64_t *row, unsigned used, int slot, uint64_t *attempts,
+                              uint64_t *own) {
     const uint64_t mask = VG_ATTEMPT_MASK;
-    uint64_t sum = 0, attempts = 0;
+    uint64_t sum = *attempts = *own = 0;
+    for (unsigned k = 0; k < used; k++) {
+        uint64_t value = atomic_load_explicit(&row[k], memory_order_relaxed);
+        if (value >= vg_implausible)
+            continue;
+        sum += value & ~mask;
+        *attempts += value & mask;
+        *own = (int)k == slot ? value & ~mask : *own;
+    }
+    return sum;
+}
+
+/* One pass over the totals. `*undecided` gets the attempts seen in the very values that were added; `pending`
+ * is what the caller's own attempt has added. */
+static uint64_t pass(const struct vg_space *space, int device, uint64_t pending, uint64_t *undecided) {
+    const uint64_t mask = VG_ATTEMPT_MASK;
+    uint64_t known =
+        vg_own_bytes(space, device) + pending; /* first: what is freed meanwhile counts as before */
+    uint64_t sum = 0, attempts = 0, own = 0, bits = 0;
     unsigned used = vg_region_slots(space->region);
     if (space->shared_extension) {
         const _Atomic uint64_t *row = vg_total(space->extension, device, 0);
@@ -29,13 +49,20 @@ static uint64_t pass(const struct vg_space *space, int device, uint64_t *undecid
             uint64_t value = atomic_load_explicit(&row[k], memory_order_relaxed);
             sum += value & ~mask;
             attempts += value & mask;
+            own = (int)k == space->slot ? value & ~mask : own;
+            bits |= value;
         }
+        if (bits >= vg_implausible)
+            sum = plausible_sum(row, used, space->slot, &attempts, &own);
     }
-    if (!space->shared_extension || space->slot < 0) {
+    if (!space->shared_extension || space->slot < 0 || (unsigned)space->slot >= used) {
         uint64_t value = atomic_load_explicit(own_total(space, device), memory_order_relaxed);
-        sum += value & ~mask;
+        own = value < vg_implausible ? value & ~mask : 0;
+        sum += own;
         attempts += value & mask;
     }
+    if (own < known) /* somebody has written to the region */
+        sum += known - own;
     atomic_thread_fence(memory_order_acquire);
     *undecided = attempts;
     return sum;
@@ -75,7 +102,7 @@ static void raise_peak(struct vg_space *space, int device, uint64_t usage) {
 static bool attempt_past_holder(struct vg_space *space, int device, uint64_t size, uint64_t limit) {
     uint64_t undecided;
     attempt(space, device, size);
-    if (pass(space, device, &undecided) <= limit) {
+    if (pass(space, device, size, &undecided) <= limit) {
         decide(space, device);
         return true;
     }
@@ -84,12 +111,12 @@ static bool attempt_past_holder(struct vg_space *space, int device, uint64_t siz
 }
 
 /* Holding the admission lock: decides the own attempt. `*spent` adds up over both entries. */
-static bool settle_attempt(struct vg_space *space, struct vg_section *section, int device, uint64_t limit,
-                           uint64_t *spent) {
+static bool settle_attempt(struct vg_space *space, struct vg_section *section, int device, uint64_t size,
+                           uint64_t limit, uint64_t *spent) {
     uint64_t start = vg_now(), undecided;
     bool reclaimed = false, admitted = false;
     for (unsigned clean_over = 0, unclean = 0; clean_over < 2;) {
-        uint64_t sum = pass(space, device, &undecided);
+        uint64_t sum = pass(space, device, size, &undecided);
         if (sum <= limit) {
             raise_peak(space, device, sum);
             admitted = true;
@@ -134,12 +161,12 @@ static enum entry enter_slow(struct vg_space *space, int device, uint64_t size, 
         if (result == VG_LOCK_FAILED || now >= deadline)
             return ENTRY_STUCK;
         vg_pause_ns(pause / 2 + now % (pause / 2));
-        pause = pause < 2500000 ? pause * 2 : 5000000;
+        pause = pause < 1000000 ? pause * 2 : pause;
     }
     _Atomic uint32_t *slow = &space->extension->slow[device];
     atomic_store(slow, (uint32_t)getpid());
     attempt(space, device, size);
-    bool admitted = settle_attempt(space, &section, device, limit, spent);
+    bool admitted = settle_attempt(space, &section, device, size, limit, spent);
     if (admitted)
         decide(space, device);
     else
@@ -169,12 +196,15 @@ static bool admit_by_slots(struct vg_space *space, int device, uint64_t size, ui
         return false;
     bool fits = false;
     for (int round = 0; round < 2 && !fits; round++) {
-        uint64_t undecided, others = vg_slots_usage(space, device) - vg_slot_own_usage(space, device);
+        uint64_t undecided, others = 0;
         unsigned used = vg_region_slots(space->region);
-        for (unsigned k = 0; k < used; k++)
+        for (unsigned k = 0; k < used; k++) {
+            const struct vg_usage *bytes = &space->region->procs[k].used[device];
+            uint64_t total = atomic_load(&bytes->total), reserved = atomic_load(&bytes->offset);
             if (space->region->procs[k].status != VG_SLOT_FREE && (int)k != space->slot)
-                others += atomic_load(&space->region->procs[k].used[device].offset);
-        uint64_t sum = others + pass(space, device, &undecided);
+                others += (total < vg_implausible ? total : 0) + (reserved < vg_implausible ? reserved : 0);
+        }
+        uint64_t sum = others + pass(space, device, 0, &undecided);
         fits = sum <= limit && size <= limit - sum;
         if (!fits && round == 0)
             vg_slots_reclaim(space, &section, device);
@@ -198,7 +228,7 @@ bool vg_admit(struct vg_space *space, int device, uint64_t size, uint64_t limit,
     uint64_t before = atomic_fetch_add(own_total(space, device), size + 1), undecided;
     full_fence();
     if ((before & VG_ATTEMPT_MASK) < TOO_MANY_ATTEMPTS && atomic_load(slow) == 0 &&
-        pass(space, device, &undecided) <= limit) {
+        pass(space, device, size, &undecided) <= limit) {
         decide(space, device);
         return true;
     }
@@ -220,5 +250,5 @@ void vg_unreserve(struct vg_space *space, int device, uint64_t size) {
 
 uint64_t vg_reserved_total(const struct vg_space *space, int device) {
     uint64_t undecided;
-    return pass(space, device, &undecided);
+    return pass(space, device, 0, &undecided);
 }

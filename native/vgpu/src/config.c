@@ -4,6 +4,7 @@
 #include "log.h"
 #include "size.h"
 
+#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -84,8 +85,28 @@ static void copy_text(char *out, size_t length, const char *text) {
     snprintf(out, length, "%s", text != NULL ? text : "");
 }
 
+static bool is_true(const char *text) {
+    return text != NULL && (strcasecmp(text, "true") == 0 || strcmp(text, "1") == 0);
+}
+
+/* Index of the value in a NULL-terminated list whose first word is the default. */
+static int choice(vg_lookup lookup, const void *source, const char *name, const char *const *words) {
+    const char *text = lookup(source, name);
+    if (text == NULL || text[0] == '\0')
+        return 0;
+    for (int i = 0; words[i] != NULL; i++)
+        if (strcmp(words[i], text) == 0)
+            return i;
+    VG_WARN("%s=%.40s is unknown, %s is used", name, text, words[0]);
+    return 0;
+}
+
+static const char *const failures[] = {"private", "open", "deny", NULL};
+static const char *const residuals[] = {"report", "charge", "off", NULL};
+static const char *const processes[] = {"own", "host", NULL};
+
 void vg_config_build(struct vg_config *config, vg_lookup lookup, const void *source) {
-    memset(config, 0, sizeof *config);
+    memset(config, 0, offsetof(struct vg_config, log_file));
     config->log_level = (int)integer_or(lookup, source, "LIBCUDA_LOG_LEVEL", 0, 4, 1);
     copy_text(config->log_file, sizeof config->log_file, lookup(source, "VGPU_LOG_FILE"));
     copy_text(config->cache_path, sizeof config->cache_path,
@@ -100,15 +121,15 @@ void vg_config_build(struct vg_config *config, vg_lookup lookup, const void *sou
         config->policy = VG_POLICY_FORCE;
     else if (policy != NULL && strcasecmp(policy, "disable") == 0)
         config->policy = VG_POLICY_DISABLE;
-    const char *failure = lookup(source, "VGPU_FAILURE_POLICY");
-    if (failure != NULL && strcmp(failure, "open") == 0)
-        config->failure = VG_FAILURE_OPEN;
-    else if (failure != NULL && strcmp(failure, "deny") == 0)
-        config->failure = VG_FAILURE_DENY;
-    else if (failure != NULL && failure[0] != '\0' && strcmp(failure, "private") != 0)
-        VG_WARN("VGPU_FAILURE_POLICY=%.40s is unknown, private is used", failure);
-    const char *processes = lookup(source, "VGPU_NVML_PROCESSES");
-    config->nvml_host_processes = processes != NULL && strcmp(processes, "host") == 0;
+    config->failure = (enum vg_failure)choice(lookup, source, "VGPU_FAILURE_POLICY", failures);
+    config->residual = (enum vg_residual)choice(lookup, source, "VGPU_CHARGE_RESIDUAL", residuals);
+    config->nvml_host_processes = choice(lookup, source, "VGPU_NVML_PROCESSES", processes) != 0;
+    config->oversubscribe = is_true(lookup(source, "CUDA_OVERSUBSCRIBE"));
+    config->oom_killer = is_true(lookup(source, "ACTIVE_OOM_KILLER"));
+    const char *broker = lookup(source, "LIBVGPU_HOSTPID_BROKER"),
+               *node_lock = lookup(source, "VGPU_HOSTPID_NODE_LOCK");
+    config->hostpid_broker = broker != NULL && strcmp(broker, "1") == 0;
+    config->hostpid_node_lock = node_lock != NULL && strcmp(node_lock, "1") == 0;
     read_limits(config, lookup, source, true);
     read_limits(config, lookup, source, false);
     read_devices(config, lookup, source);
@@ -137,4 +158,11 @@ uint64_t vg_config_memory(const struct vg_config *config, const char *uuid, int 
 
 uint64_t vg_config_sm(const struct vg_config *config, const char *uuid, int index) {
     return limit_of(config->sm, config->sm_set, position_of(config, uuid, index));
+}
+
+bool vg_config_names(const struct vg_config *config, const char *uuid) {
+    for (unsigned a = 0; a < config->uuid_count; a++)
+        if (strcmp(config->uuids[a], uuid) == 0)
+            return true;
+    return false;
 }

@@ -14,6 +14,7 @@ enum {
 };
 
 enum vg_policy { VG_POLICY_DEFAULT, VG_POLICY_FORCE, VG_POLICY_DISABLE };
+enum vg_residual { VG_RESIDUAL_REPORT, VG_RESIDUAL_CHARGE, VG_RESIDUAL_OFF };
 enum vg_failure { VG_FAILURE_PRIVATE, VG_FAILURE_OPEN, VG_FAILURE_DENY };
 
 struct vg_config {
@@ -26,14 +27,19 @@ struct vg_config {
     unsigned uuid_count;                    /* entries of the allocation, in its order */
     char uuids[VG_CONFIG_DEVICES][VG_UUID_TEXT];
     bool uuids_are_allocation; /* from HAMI_DEVICE_UUIDS, not from NVIDIA_VISIBLE_DEVICES */
-    char cache_path[VG_PATH_LENGTH];
-    char log_file[VG_PATH_LENGTH];
     int log_level;
     int priority;
     enum vg_policy policy;
     enum vg_failure failure;
+    enum vg_residual residual;
+    bool oversubscribe; /* what the card has no room for becomes managed memory */
+    bool oom_killer;
     bool nvml_host_processes;
-    unsigned record_interval; /* seconds */
+    bool hostpid_broker;           /* ask the host PID broker */
+    bool hostpid_node_lock;        /* where it did not answer, one process of the node looks at a time */
+    unsigned record_interval;      /* seconds */
+    char log_file[VG_PATH_LENGTH]; /* the texts come last: what they do not use is never touched */
+    char cache_path[VG_PATH_LENGTH];
 };
 
 /* Value of a variable, or NULL. */
@@ -45,6 +51,9 @@ void vg_config_build(struct vg_config *config, vg_lookup lookup, const void *sou
 /* The limits of a region device with this UUID text at this index; a listed UUID wins over the position. */
 uint64_t vg_config_memory(const struct vg_config *config, const char *uuid, int index);
 uint64_t vg_config_sm(const struct vg_config *config, const char *uuid, int index);
+
+/* True if the list of the allocation names the device. */
+bool vg_config_names(const struct vg_config *config, const char *uuid);
 
 /* KEY=VALUE lines; malformed ones are skipped with a warning. `text` is changed and must outlive the table.
  */
@@ -58,8 +67,13 @@ struct vg_pairs {
 void vg_pairs_parse(struct vg_pairs *pairs, char *text);
 const char *vg_pairs_get(const void *pairs, const char *name);
 
-/* Reads the trusted limits file, else the environment (nothing of it in a set-user-ID program). */
-void vg_config_load(struct vg_config *config);
+/* Reads the trusted limits file, else the environment (nothing of it in a set-user-ID program). False: for
+ * want of a descriptor or of memory nobody can tell which. */
+bool vg_config_load(struct vg_config *config);
+
+/* Where neither file nor environment says anything: the environment of the container's first process, if it
+ * can be read; only what HAMi's plugin sets. False: as above. */
+bool vg_config_load_of_init(struct vg_config *config);
 
 /* Looks at the limits file again. True: it has changed and `config` holds its new limits. */
 bool vg_config_refresh(struct vg_config *config);

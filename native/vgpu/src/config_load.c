@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "config.h"
 #include "log.h"
+#include "util.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -20,6 +21,8 @@
 #ifndef VG_LIMITS_FILE
 #define VG_LIMITS_FILE "/overrideEnv"
 #endif
+
+enum { ENVIRON_LENGTH = 262144 };
 
 struct source {
     const struct vg_pairs *file;
@@ -80,7 +83,9 @@ static const char *look_up(const void *context, const char *name) {
         return environment;
     if (is_log_key(name) && environment != NULL)
         return environment;
-    return vg_pairs_get(source->file, name);
+    const char *value = vg_pairs_get(source->file, name);
+    /* A file of an older plugin says nothing about the broker; the environment does. */
+    return value == NULL && strcmp(name, "LIBVGPU_HOSTPID_BROKER") == 0 ? environment : value;
 }
 
 /* Why the descriptor is no limits file of the host, or NULL if it is one. */
@@ -97,16 +102,27 @@ static const char *distrust(int fd, const struct stat *st) {
     return NULL;
 }
 
-/* The trusted text, NUL-terminated, in a mapping of VG_LIMITS_FILE_LENGTH + 1 bytes; NULL: there is none. */
-static char *read_limits_file(struct stat *st) {
+static size_t read_all(int fd, char *text, size_t length) {
+    size_t used = 0;
+    for (ssize_t got; used < length && (got = read(fd, text + used, length - used)) > 0;)
+        used += (size_t)got;
+    return used;
+}
+
+/* The trusted text, NUL-terminated, in a mapping of VG_LIMITS_FILE_LENGTH + 1 bytes; NULL: there is none, or
+ * with `*later` nobody can tell. */
+static char *read_limits_file(struct stat *st, bool *later) {
     int fd = open(VG_LIMITS_FILE, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    *later = fd < 0 && vg_exhausted(errno);
     if (fd < 0) {
         if (errno != ENOENT)
             VG_WARN("%s cannot be opened (errno %d) and is ignored", VG_LIMITS_FILE, errno);
         return NULL;
     }
     char *text = NULL;
+    errno = 0;
     const char *reason = fstat(fd, st) != 0 ? "cannot be read" : distrust(fd, st);
+    *later = reason != NULL && vg_exhausted(errno);
     if (reason == NULL && st->st_size > VG_LIMITS_FILE_LENGTH)
         reason = "is larger than 64 KiB";
     if (reason == NULL) {
@@ -114,9 +130,9 @@ static char *read_limits_file(struct stat *st) {
             mmap(NULL, VG_LIMITS_FILE_LENGTH + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
         if (text == MAP_FAILED)
             text = NULL;
-        for (ssize_t got, used = 0; text != NULL && used < VG_LIMITS_FILE_LENGTH; used += got)
-            if ((got = read(fd, text + used, (size_t)(VG_LIMITS_FILE_LENGTH - used))) <= 0)
-                break;
+        *later = text == NULL;
+        if (text != NULL)
+            read_all(fd, text, VG_LIMITS_FILE_LENGTH);
     } else {
         VG_WARN("%s %s and is ignored", VG_LIMITS_FILE, reason);
     }
@@ -149,36 +165,75 @@ static bool says_nothing(const struct vg_config *config, const struct source *en
     return look_up(environment, "CUDA_DEVICE_MEMORY_SHARED_CACHE") == NULL;
 }
 
-void vg_config_load(struct vg_config *config) {
+bool vg_config_load(struct vg_config *config) {
     struct source environment = {.file = NULL, .secure = getauxval(AT_SECURE) != 0};
     const char *level = look_up(&environment, "LIBCUDA_LOG_LEVEL");
     if (level != NULL && level[0] >= '0' && level[0] <= '4' && level[1] == '\0')
         vg_log_configure(level[0] - '0', look_up(&environment, "VGPU_LOG_FILE"));
     struct stat st;
-    char *text = read_limits_file(&st);
+    bool later;
+    char *text = read_limits_file(&st, &later);
     if (text != NULL) {
         build_from_file(config, text);
         remember(&st);
         munmap(text, VG_LIMITS_FILE_LENGTH + 1);
+    } else if (later) {
+        return false;
     } else {
         vg_config_build(config, look_up, &environment);
         config->lost = says_nothing(config, &environment);
     }
     vg_log_configure(config->log_level, config->log_file);
+    return true;
+}
+
+/* NUL-separated KEY=VALUE texts. */
+struct environ {
+    const char *text;
+    size_t length;
+};
+
+static const char *look_up_in(const void *context, const char *name) {
+    const struct environ *environ = context;
+    size_t length = strlen(name);
+    if (strncmp(name, "VGPU_", 5) == 0) /* choices of ours: for the environment that has them */
+        return NULL;
+    for (const char *p = environ->text; p < environ->text + environ->length; p += strlen(p) + 1)
+        if (strncmp(p, name, length) == 0 && p[length] == '=')
+            return p + length + 1;
+    return NULL;
+}
+
+bool vg_config_load_of_init(struct vg_config *config) {
+    int fd = open("/proc/1/environ", O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return !vg_exhausted(errno);
+    char *text = mmap(NULL, ENVIRON_LENGTH + 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (text != MAP_FAILED) {
+        struct environ environ = {.text = text, .length = read_all(fd, text, ENVIRON_LENGTH)};
+        if (environ.length > 0) {
+            vg_config_build(config, look_up_in, &environ);
+            vg_log_configure(config->log_level, config->log_file);
+        }
+        munmap(text, ENVIRON_LENGTH + 1);
+    }
+    close(fd);
+    return text != MAP_FAILED;
 }
 
 bool vg_config_refresh(struct vg_config *config) {
     struct stat st;
+    bool later;
     if (!seen.known || stat(VG_LIMITS_FILE, &st) != 0)
         return false;
     if (st.st_size == seen.size && memcmp(&st.st_mtim, &seen.modified, sizeof seen.modified) == 0 &&
         memcmp(&st.st_ctim, &seen.changed, sizeof seen.changed) == 0)
         return false;
-    bool shrank = st.st_size < seen.size;
+    bool shrank = later = st.st_size < seen.size; /* perhaps half written */
     remember(&st);
-    if (shrank) /* perhaps half written: it is looked at again a second later */
-        seen.size = -1;
-    char *text = shrank ? NULL : read_limits_file(&st);
+    char *text = shrank ? NULL : read_limits_file(&st, &later);
+    if (later)
+        seen.size = -1; /* it is looked at again a second later */
     if (text == NULL)
         return false;
     static struct vg_config fresh; /* too large for a stack; the caller serialises */

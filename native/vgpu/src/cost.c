@@ -3,7 +3,13 @@
 
 #include <sys/mman.h>
 
-enum { LARGEST_SAMPLES = 256, LONG_KERNEL_NS = 400000, LARGEST_INTERVAL = 64, START_NS = 20000 };
+enum {
+    LARGEST_SAMPLES = 256,
+    LONG_KERNEL_NS = 400000,
+    LARGEST_INTERVAL = 64,
+    START_NS = 20000,
+    DEVICES = 16
+};
 
 _Atomic(struct vg_cost *) vg_costs;
 
@@ -49,6 +55,24 @@ uint64_t vg_cost_start_value(uint64_t work, int sms, int threads_per_sm) {
     return ns < 1e9 ? (uint64_t)ns : 1000000000u;
 }
 
+uint64_t vg_cost_start_value_of_graph(uint64_t nodes) {
+    return nodes < 1000000000u / START_NS ? nodes * START_NS : 1000000000u;
+}
+
+void vg_cost_forget(uintptr_t function, uint64_t work) {
+    struct vg_cost *costs = atomic_load_explicit(&vg_costs, memory_order_acquire);
+    for (int device = 0; device < DEVICES && costs != NULL; device++) {
+        struct vg_cost *cost = vg_cost_find(costs, vg_cost_key(function, work, device));
+        if (cost == NULL)
+            continue;
+        atomic_store(&cost->countdown, 0);
+        atomic_store(&cost->ns, VG_COST_UNKNOWN);
+        atomic_store(&cost->samples, 0);
+        atomic_store(&cost->interval, 0);
+        atomic_store(&cost->unmeasured, 0);
+    }
+}
+
 uint32_t vg_cost_pending(const struct vg_cost *cost, int32_t countdown) {
     int32_t now = atomic_load(&cost->interval) - countdown + 1;
     return atomic_load(&cost->unmeasured) + (now > 0 ? (uint32_t)now : 1);
@@ -77,4 +101,17 @@ void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches) {
     atomic_store(&cost->ns, value);
     atomic_store(&cost->unmeasured, 0);
     atomic_store(&cost->countdown, (int32_t)interval);
+}
+
+uint64_t vg_cost_learn_between(struct vg_cost *cost, uint64_t least, uint64_t most, uint64_t charged,
+                               uint32_t launches) {
+    uint64_t ns = charged < least ? least : charged > most ? most : charged;
+    bool guess = atomic_load(&cost->samples) == 0;
+    vg_cost_learn(cost, ns, launches);
+    if (guess) {
+        atomic_store(&cost->samples, 0);
+        atomic_store(&cost->interval, 1);
+        atomic_store(&cost->countdown, 1);
+    }
+    return ns;
 }

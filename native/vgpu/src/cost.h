@@ -70,6 +70,12 @@ struct vg_cost *vg_cost_get(uintptr_t function, uint64_t work, int device);
 /* What a launch is charged before anything is known of it, ns. */
 uint64_t vg_cost_start_value(uint64_t work, int sms, int threads_per_sm);
 
+/* The same for an executable graph. */
+uint64_t vg_cost_start_value_of_graph(uint64_t nodes);
+
+/* What was learned of the function is not true any more. */
+void vg_cost_forget(uintptr_t function, uint64_t work);
+
 /* The launches since the last marker, the one at hand included. */
 uint32_t vg_cost_pending(const struct vg_cost *cost, int32_t countdown);
 
@@ -78,5 +84,10 @@ void vg_cost_postpone(struct vg_cost *cost, int32_t countdown);
 
 /* A measured launch took `ns` and stands for `launches`. Weighted mean; sets the next countdown. */
 void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches);
+
+/* The same where no more is known than that it took from `least` to `most` ns: what is nearest to `charged`
+ * is learned and returned. An entry without a sample stays without: the next launch is measured too. */
+uint64_t vg_cost_learn_between(struct vg_cost *cost, uint64_t least, uint64_t most, uint64_t charged,
+                               uint32_t launches);
 
 #endif

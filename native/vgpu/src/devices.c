@@ -12,6 +12,8 @@ enum { MAX_CUDA_DEVICES = 64 };
 static const uint64_t retry_ns = 5000000000u;
 
 static int8_t region_of_cuda[MAX_CUDA_DEVICES];
+static char known_uuid[VG_MAX_DEVICES]
+                      [VG_UUID_LENGTH]; /* by the driver, of region devices that this process sees */
 static int cuda_count;
 
 static bool cuda_uuid(int cuda_device, char *text) {
@@ -61,8 +63,14 @@ int vg_devices_map(struct vg_space *space) {
         if (r < 0)
             r = c; /* unnamed, or a region of other cards: the same place is the best that is known */
         region_of_cuda[c] = (int8_t)(r < VG_MAX_DEVICES ? r : -1);
+        if (region_of_cuda[c] >= 0)
+            memcpy(known_uuid[r], uuid, sizeof uuid);
     }
     return cuda_count == 1 ? region_of_cuda[0] : -1;
+}
+
+const char *vg_devices_uuid(int device) {
+    return known_uuid[device][0] != '\0' ? known_uuid[device] : NULL;
 }
 
 int vg_device_of(int cuda_device) {
@@ -80,7 +88,7 @@ int vg_device_of_nvml(void *nvml_device) {
     char uuid[VG_UUID_LENGTH] = "";
     if (vg_call_nvmlDeviceGetUUID(nvml_device, uuid, sizeof uuid) != VG_NVML_SUCCESS || uuid[0] == '\0')
         return -1;
-    return find_uuid(vg_process.space.region, uuid);
+    return find_uuid(vg_here()->region, uuid);
 }
 
 static void *find_nvml_device(int device) {

@@ -14,6 +14,9 @@ int vg_devices_map(struct vg_space *space);
 /* Region index of a CUDA device, -1: not limited (unknown, or the 17th and later). */
 int vg_device_of(int cuda_device);
 
+/* UUID of a region device by the driver; NULL: this process does not see it. */
+const char *vg_devices_uuid(int device);
+
 /* Region index of the current context's device, -1: none. */
 int vg_current_device(void);
 

@@ -42,7 +42,7 @@ static int launch_device(void) {
 
 /* The region's activity words: a launch happened. A block that arrives in between is never overwritten. */
 static void show_activity(uint64_t tick) {
-    struct vg_region *region = vg_process.space.region;
+    struct vg_region *region = vg_here()->region;
     int32_t seen = atomic_load(&region->recent_kernel);
     if (seen == 0 || seen == 1)
         atomic_compare_exchange_strong(&region->recent_kernel, &seen, VG_RECENT_KERNEL_ACTIVE);
@@ -53,7 +53,7 @@ static void show_activity(uint64_t tick) {
 }
 
 static void once_a_second(void) {
-    uint64_t tick = atomic_load(vg_gate->tick);
+    uint64_t tick = vg_tick(vg_gate);
     bool changed = tick != vg_thread.tick;
     if (vg_thread.quiet >= VG_LAUNCHES_BETWEEN_LOOKS || changed) {
         vg_thread.quiet = 0;
@@ -65,7 +65,7 @@ static void once_a_second(void) {
 
 /* A higher priority runs on the card. Without a heartbeat of our monitor for 30 s the block is not obeyed. */
 static void wait_for_priority(void) {
-    struct vg_space *space = &vg_process.space;
+    struct vg_space *space = vg_here();
     bool told = false;
     while (atomic_load(&space->region->recent_kernel) < 0) {
         uint64_t heartbeat = atomic_load(&space->extension->heartbeat);
@@ -88,19 +88,19 @@ static void wait_for_priority(void) {
 
 /* What the bucket takes for `ns` of a launch: times the device's factor. */
 static int64_t weighted(int device, int64_t ns) {
-    uint64_t g = atomic_load(&vg_process.space.extension->devices[device].g);
+    uint64_t g = atomic_load(&vg_here()->extension->devices[device].g);
     return g == 0 || g > 4 * VG_G_ONE ? ns : (int64_t)((double)ns * (double)g / VG_G_ONE);
 }
 
 static void add_forgiven(int device, uint64_t forgiven) {
     if (forgiven == 0)
         return;
-    atomic_fetch_add(&vg_process.space.extension->devices[device].forgiven, forgiven);
-    vg_region_event(&vg_process.space, VG_EVENT_DEBT_FORGIVEN, device, forgiven);
+    atomic_fetch_add(&vg_here()->extension->devices[device].forgiven, forgiven);
+    vg_region_event(vg_here(), VG_EVENT_DEBT_FORGIVEN, device, forgiven);
 }
 
 static void true_up(int device, uint64_t took, uint64_t charged) {
-    struct vg_ext_device *shared = &vg_process.space.extension->devices[device];
+    struct vg_ext_device *shared = &vg_here()->extension->devices[device];
     unsigned limit = vg_core_limit(device);
     uint64_t forgiven = 0;
     int64_t difference = (int64_t)took - (int64_t)charged;
@@ -115,13 +115,13 @@ static unsigned poll_markers(int device) {
 }
 
 static void add_throttled(int device, uint64_t ns) {
-    atomic_fetch_add(&vg_process.space.extension->devices[device].throttled, ns);
-    atomic_fetch_add(&vg_process.space.own_extension->throttled, ns);
+    atomic_fetch_add(&vg_here()->extension->devices[device].throttled, ns);
+    atomic_fetch_add(&vg_here()->own_extension->throttled, ns);
 }
 
 /* Waits until the bucket gives `cost`; limit and policy are looked at again after each pause. */
 static void take(int device, uint64_t cost) {
-    struct vg_ext_device *shared = &vg_process.space.extension->devices[device];
+    struct vg_ext_device *shared = &vg_here()->extension->devices[device];
     uint64_t start = vg_now(), forgiven = 0;
     bool slept = false;
     for (uint64_t now = start; now - start < longest_wait_ns; now = vg_now()) {
@@ -131,13 +131,13 @@ static void take(int device, uint64_t cost) {
         if (wait == 0)
             break;
         if (!slept)
-            atomic_fetch_or(&vg_process.space.own_extension->flags, VG_SLOT_FLAG_CORE_LIMITED);
+            atomic_fetch_or(&vg_here()->own_extension->flags, VG_SLOT_FLAG_CORE_LIMITED);
         slept = true;
         vg_pause_ns(wait < long_nap_ns ? wait : long_nap_ns);
         poll_markers(device);
     }
     if (slept) {
-        atomic_fetch_and(&vg_process.space.own_extension->flags, ~(uint32_t)VG_SLOT_FLAG_CORE_LIMITED);
+        atomic_fetch_and(&vg_here()->own_extension->flags, ~(uint32_t)VG_SLOT_FLAG_CORE_LIMITED);
         add_throttled(device, vg_now() - start);
     }
     atomic_fetch_add(&shared->charged, cost);
@@ -165,7 +165,10 @@ static struct vg_marker *wait_for_marker(struct vg_cost *cost, int device, uint6
     return events_allowed() ? vg_marker_take(cost, device, charged, launches) : NULL;
 }
 
-static uint64_t start_value(uint64_t work, int device) {
+static uint64_t start_value(uintptr_t function, uint64_t work, int device) {
+    uint64_t nodes = vg_graph_known_nodes(function);
+    if (nodes != 0)
+        return vg_cost_start_value_of_graph(nodes);
     if (sm_count[device] == 0) {
         int cuda_device = 0;
         if (vg_call_cuCtxGetDevice(&cuda_device) == VG_CUDA_SUCCESS) {
@@ -176,18 +179,8 @@ static uint64_t start_value(uint64_t work, int device) {
     return vg_cost_start_value(work, sm_count[device], threads_per_sm[device]);
 }
 
-/* Pays for one launch and decides whether it is measured. */
-static void pay(struct vg_launch *launch, uintptr_t function, uint64_t work, int device) {
-    struct vg_cost *cost = vg_cost_get(function, work, device);
-    bool known = cost != NULL && atomic_load(&cost->ns) != VG_COST_UNKNOWN;
-    int32_t countdown = cost != NULL ? atomic_fetch_sub(&cost->countdown, 1) : 0;
-    poll_markers(device);
-    uint64_t charge = known ? atomic_load(&cost->ns) : start_value(work, device);
-    if (cost != NULL && countdown <= 1) {
-        launch->marker = wait_for_marker(cost, device, charge, vg_cost_pending(cost, countdown));
-        if (known && launch->marker == NULL)
-            vg_cost_postpone(cost, countdown);
-    }
+/* From the thread's slice, which the bucket fills when it is too small. */
+static void pay_from_slice(int device, uint64_t charge) {
     if (vg_thread.slice_device != device) {
         vg_thread.slice_device = (int16_t)device;
         vg_thread.slice_ns = 0;
@@ -198,6 +191,21 @@ static void pay(struct vg_launch *launch, uintptr_t function, uint64_t work, int
         vg_thread.slice_ns += (int64_t)amount;
     }
     vg_thread.slice_ns -= (int64_t)charge;
+}
+
+/* Pays for one launch and decides whether it is measured. */
+static void pay(struct vg_launch *launch, uintptr_t function, uint64_t work, int device) {
+    struct vg_cost *cost = vg_cost_get(function, work, device);
+    bool known = cost != NULL && atomic_load(&cost->ns) != VG_COST_UNKNOWN;
+    int32_t countdown = cost != NULL ? atomic_fetch_sub(&cost->countdown, 1) : 0;
+    poll_markers(device);
+    uint64_t charge = known ? atomic_load(&cost->ns) : start_value(function, work, device);
+    if (cost != NULL && countdown <= 1) {
+        launch->marker = wait_for_marker(cost, device, charge, vg_cost_pending(cost, countdown));
+        if (known && launch->marker == NULL)
+            vg_cost_postpone(cost, countdown);
+    }
+    pay_from_slice(device, charge);
 }
 
 int vg_gate_enter(struct vg_launch *launch, uintptr_t function, uint64_t work, void *stream) {
@@ -220,6 +228,48 @@ int vg_gate_enter(struct vg_launch *launch, uintptr_t function, uint64_t work, v
 void vg_gate_leave(struct vg_launch *launch, int result) {
     if (launch->marker != NULL)
         vg_marker_stop(launch->marker, launch->stream, result == VG_CUDA_SUCCESS);
+}
+
+/* Region index of the device that the stream belongs to; -1: not known. */
+static int stream_device(void *stream) {
+    void *context = NULL;
+    if (vg_gate->single_device >= 0)
+        return vg_gate->single_device;
+    if (vg_call_cuStreamGetCtx(stream, &context) != VG_CUDA_SUCCESS ||
+        vg_call_cuCtxPushCurrent_v2(context) != VG_CUDA_SUCCESS)
+        return -1;
+    int cuda_device = 0;
+    int index = vg_call_cuCtxGetDevice(&cuda_device) == VG_CUDA_SUCCESS ? vg_device_of(cuda_device) : -1;
+    vg_call_cuCtxPopCurrent_v2(&context);
+    return index;
+}
+
+/* One kernel on several devices at once: each device pays its part, none is measured. */
+int vg_launch_multi_device(vg_fn_launch_multi_device driver, const struct vg_launch_params *launches,
+                           unsigned count, unsigned flags) {
+    enum vg_mode mode = vg_ready();
+    if (mode == VG_MODE_DENY)
+        return VG_CUDA_UNKNOWN;
+    if (mode == VG_MODE_FORWARD || launches == NULL)
+        return driver(launches, count, flags);
+    int saved = errno;
+    once_a_second();
+    wait_for_priority();
+    for (unsigned i = 0; i < count && i < VG_MAX_DEVICES; i++) {
+        const struct vg_launch_params *l = &launches[i];
+        int device = stream_device(l->stream);
+        if (device < 0 || vg_core_limit(device) == 0)
+            continue;
+        uintptr_t function = (uintptr_t)l->function;
+        uint64_t work = vg_work(l->grid_x, l->grid_y, l->grid_z, l->block_x, l->block_y, l->block_z);
+        struct vg_cost *costs = atomic_load(&vg_costs), *cost = NULL;
+        if (costs != NULL)
+            cost = vg_cost_find(costs, vg_cost_key(function, work, device));
+        uint32_t known = cost != NULL ? atomic_load(&cost->ns) : VG_COST_UNKNOWN;
+        pay_from_slice(device, known != VG_COST_UNKNOWN ? known : start_value(function, work, device));
+    }
+    errno = saved;
+    return driver(launches, count, flags);
 }
 
 /* While captures are in flight every launch takes the slow path, which asks about its own stream. Counted
@@ -262,6 +312,23 @@ int vg_capture_to_graph(vg_fn_capture_to_graph driver, void *stream, void *graph
 
 int vg_capture_end(vg_fn_capture_end driver, void *stream, void **graph) {
     int result = driver(stream, graph);
+    count_capture(-1);
+    return result;
+}
+
+int vg_recapture_to_graph(vg_fn_recapture_to_graph driver, void *stream, int mode, void *graph,
+                          void *callback, void *data) {
+    count_capture(1);
+    return begun(driver(stream, mode, graph, callback, data));
+}
+
+int vg_capture_to_cig(vg_fn_capture_to_cig driver, void *stream, void *params) {
+    count_capture(1);
+    return begun(driver(stream, params));
+}
+
+int vg_capture_end_cig(vg_fn_capture_end_cig driver, void *stream) {
+    int result = driver(stream);
     count_capture(-1);
     return result;
 }

@@ -4,6 +4,7 @@
 
 #include "abi.h"
 #include "cost.h"
+#include "graph.h"
 #include "process.h"
 #include "region_abi.h"
 #include "thread.h"
@@ -30,9 +31,9 @@ static inline bool vg_gate_open(uintptr_t function, uint64_t work) {
     uint32_t word = atomic_load_explicit(&gate->word, memory_order_acquire);
     if ((word & ~(uint32_t)VG_GATE_LIMITED) != (VG_GATE_READY | VG_GATE_REGION))
         return false;
-    if (atomic_load_explicit(gate->recent_kernel, memory_order_relaxed) != VG_RECENT_KERNEL_ACTIVE ||
-        atomic_load_explicit(gate->tick, memory_order_relaxed) != vg_thread.tick ||
-        ++vg_thread.quiet >= VG_LAUNCHES_BETWEEN_LOOKS)
+    _Atomic int32_t *recent = atomic_load_explicit(&gate->recent_kernel, memory_order_relaxed);
+    if (atomic_load_explicit(recent, memory_order_relaxed) != VG_RECENT_KERNEL_ACTIVE ||
+        vg_tick(gate) != vg_thread.tick || ++vg_thread.quiet >= VG_LAUNCHES_BETWEEN_LOOKS)
         return false;
     if ((word & VG_GATE_LIMITED) == 0)
         return true;

@@ -21,8 +21,10 @@ static uint64_t current_limit(int *device) {
 
 static uint64_t limited_free(int device, uint64_t total, uint64_t real_free) {
     vg_pools_settle();
-    uint64_t used = vg_reserved_total(&vg_process.space, device);
-    return smaller(used < total ? total - used : 0, real_free);
+    vg_vmm_settle();
+    uint64_t used = vg_reserved_total(vg_here(), device);
+    uint64_t free_bytes = used < total ? total - used : 0;
+    return vg_process.config.oversubscribe ? free_bytes : smaller(free_bytes, real_free);
 }
 
 int vg_mem_info(vg_fn_mem_info driver, size_t *free_bytes, size_t *total_bytes) {
@@ -32,7 +34,7 @@ int vg_mem_info(vg_fn_mem_info driver, size_t *free_bytes, size_t *total_bytes) 
     if (limit == 0)
         return result;
     driver(&real_free, &real_total);
-    uint64_t total = smaller(limit, real_total);
+    uint64_t total = vg_process.config.oversubscribe ? limit : smaller(limit, real_total);
     if (free_bytes != NULL)
         *free_bytes = limited_free(device, total, real_free);
     if (total_bytes != NULL)

@@ -24,7 +24,7 @@ void vg_learn_reading(void) {
     count += count < READINGS;
     readings[newest].time_us = vg_clock(CLOCK_REALTIME) / 1000;
     for (int d = 0; d < VG_MAX_DEVICES; d++)
-        readings[newest].charged[d] = atomic_load(&vg_process.space.extension->devices[d].charged);
+        readings[newest].charged[d] = atomic_load(&vg_here()->extension->devices[d].charged);
 }
 
 /* What was charged up to a moment, between two readings; false: before the first one. */
@@ -46,7 +46,7 @@ static bool charged_at(int device, uint64_t time_us, double *ns) {
 
 /* The number of live processes, 0 if one of them cannot be found in NVML's lists: then nothing is learned. */
 static unsigned identified(void) {
-    struct vg_space *space = &vg_process.space;
+    struct vg_space *space = vg_here();
     uint32_t flags = atomic_load(&space->extension->flags);
     bool own = (flags & VG_FLAG_NVML_SETTLED) != 0 && (flags & VG_FLAG_NVML_OWN_NAMESPACE) != 0;
     unsigned live = 0, used = vg_region_slots(space->region);
@@ -62,7 +62,7 @@ static unsigned identified(void) {
 }
 
 void vg_learn_window(int device, uint64_t from_us, uint64_t to_us, unsigned percent) {
-    struct vg_ext_device *shared = &vg_process.space.extension->devices[device];
+    struct vg_ext_device *shared = &vg_here()->extension->devices[device];
     unsigned limit = vg_core_limit(device), live = identified();
     double before, after;
     if (limit == 0 || live == 0 || from_us == 0 || to_us <= from_us ||

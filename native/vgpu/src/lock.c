@@ -20,16 +20,29 @@
 enum { MAX_KEPT = 4, PAGE = 4096 };
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static _Atomic bool no_ofd;
+static _Atomic bool no_ofd, missed;
 static int kept[MAX_KEPT]; /* descriptor + 1 */
 
+int vg_open_to_map(const char *path, int flags) {
+    static _Atomic bool refused;
+    if (!atomic_load_explicit(&refused, memory_order_relaxed)) {
+        int fd = open(path, flags | O_NOATIME);
+        if (fd >= 0 || errno != EPERM)
+            return fd;
+        atomic_store(&refused, true);
+    }
+    return open(path, flags);
+}
+
 static int open_checked(const struct vg_lock_file *file) {
-    int fd = open(file->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = vg_open_to_map(file->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     struct stat st;
     if (fd >= 0 && (fstat(fd, &st) != 0 || st.st_dev != file->device || st.st_ino != file->inode)) {
         close(fd);
-        return -1;
+        fd = -1;
     }
+    if (fd < 0)
+        atomic_store(&missed, true);
     return fd;
 }
 
@@ -48,6 +61,10 @@ static int set_lock(int fd, off_t byte, short type) {
 
 static bool would_block(int error) {
     return error == EAGAIN || error == EACCES || error == EINTR;
+}
+
+bool vg_lock_missed(void) {
+    return atomic_load_explicit(&missed, memory_order_relaxed) && atomic_exchange(&missed, false);
 }
 
 bool vg_lock_lives(void) {
@@ -98,13 +115,23 @@ void vg_section_drop(struct vg_section *section, off_t byte) {
     set_lock(section->fd, byte, F_UNLCK);
 }
 
+static bool free_through(int fd, off_t byte) {
+    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
+    return fcntl(fd, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_UNLCK;
+}
+
+bool vg_seen_held(const struct vg_lock_file *file, off_t byte) {
+    return file->look != 0 && !free_through(file->look - 1, byte);
+}
+
 /* Asked through another description: is the byte still locked after our descriptor was closed? */
 static bool still_locked(const struct vg_lock_file *file, off_t byte) {
+    if (file->look != 0)
+        return vg_seen_held(file, byte);
     int fd = open_checked(file);
     if (fd < 0)
         return true;
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = byte, .l_len = 1};
-    bool locked = fcntl(fd, F_OFD_GETLK, &lock) != 0 || lock.l_type != F_UNLCK;
+    bool locked = !free_through(fd, byte);
     close(fd);
     return locked;
 }
@@ -174,6 +201,14 @@ void vg_long_lock_drop(struct vg_long_lock *lock) {
     if (lock->page != MAP_FAILED)
         munmap(lock->page, PAGE);
     *lock = (struct vg_long_lock){.page = MAP_FAILED, .kept_fd = -1};
+    pthread_mutex_unlock(&mutex);
+}
+
+void vg_forks_hold(void) {
+    pthread_mutex_lock(&mutex);
+}
+
+void vg_forks_allow(void) {
     pthread_mutex_unlock(&mutex);
 }
 

@@ -7,6 +7,7 @@
 
 enum { MARKERS = 8, UNKNOWN_AT_ONCE = 2 };
 static const int64_t marker_ns = 4000, saved_up_ns = 1000000, overdraft_ns = 1000000;
+static const uint64_t usual_span_ns = 50000;
 
 enum marker_state { MARKER_FREE, MARKER_BUSY, MARKER_RUNNING };
 
@@ -17,6 +18,8 @@ struct vg_marker {
     void *start, *stop;
     struct vg_cost *cost;
     uint64_t charged;
+    uint64_t began; /* the start event was given to the driver */
+    uint64_t lost;  /* of the time between the events the card may have waited for the host so long, ns */
     uint32_t launches;
 };
 
@@ -44,7 +47,7 @@ static bool afford(bool unknown) {
 
 /* Costs stay at their start values then; the flag tells who looks at the region. */
 static void show_events(bool possible) {
-    _Atomic uint32_t *flags = &vg_process.space.own_extension->flags;
+    _Atomic uint32_t *flags = &vg_here()->own_extension->flags;
     bool shown = (atomic_load_explicit(flags, memory_order_relaxed) & VG_SLOT_FLAG_NO_MARKERS) == 0;
     if (possible && !shown)
         atomic_fetch_and(flags, ~(uint32_t)VG_SLOT_FLAG_NO_MARKERS);
@@ -109,17 +112,30 @@ static void release(struct vg_marker *marker) {
 }
 
 bool vg_marker_start(struct vg_marker *marker, void *stream) {
+    marker->began = vg_now();
     if (vg_call_cuEventRecord(marker->start, stream) == VG_CUDA_SUCCESS)
         return true;
     release(marker);
     return false;
 }
 
+/* The host may have been away between its calls (another thread had the processor, the driver loaded the
+ * kernel), and a card without work waited for it. Not where earlier work still keeps the start event back:
+ * everything was in the queue then before the card came to it. */
+static uint64_t lost(const struct vg_marker *marker) {
+    uint64_t span = vg_now() - marker->began;
+    bool kept_back = span > usual_span_ns && atomic_load(&vg_gate->captures) <= 0 &&
+                     vg_call_cuEventQuery(marker->start) == VG_CUDA_NOT_READY;
+    return span <= usual_span_ns || kept_back ? 0 : span;
+}
+
 void vg_marker_stop(struct vg_marker *marker, void *stream, bool launched) {
-    if (launched && vg_call_cuEventRecord(marker->stop, stream) == VG_CUDA_SUCCESS)
-        atomic_store(&marker->state, MARKER_RUNNING);
-    else
+    if (!launched || vg_call_cuEventRecord(marker->stop, stream) != VG_CUDA_SUCCESS) {
         release(marker);
+        return;
+    }
+    marker->lost = lost(marker);
+    atomic_store(&marker->state, MARKER_RUNNING);
 }
 
 bool vg_markers_busy(int device) {
@@ -146,7 +162,11 @@ unsigned vg_markers_poll(int device, void (*finished)(int device, uint64_t took,
             vg_call_cuEventElapsedTime(&milliseconds, marker->start, marker->stop) == VG_CUDA_SUCCESS) {
             uint64_t took =
                 milliseconds > 0 && milliseconds < 1e9F ? (uint64_t)((double)milliseconds * 1e6) : 0;
-            vg_cost_learn(marker->cost, took, marker->launches);
+            if (marker->lost <= took / 8)
+                vg_cost_learn(marker->cost, took, marker->launches);
+            else
+                took = vg_cost_learn_between(marker->cost, took > marker->lost ? took - marker->lost : 0,
+                                             took, marker->charged, marker->launches);
             finished(device, took, marker->charged);
             done++;
         }

@@ -56,28 +56,25 @@ static uint64_t mipmap_bytes(const struct vg_array3d_desc *desc, unsigned levels
 }
 
 static int keep(struct vg_charge *charge, int result, void *const *array) {
-    if (result == VG_CUDA_SUCCESS)
-        vg_charge_keep(charge, VG_RECORD_ARRAY, (uint64_t)(uintptr_t)*array);
-    else
-        vg_charge_abandon(charge);
-    return result;
+    uint64_t key = result == VG_CUDA_SUCCESS ? (uint64_t)(uintptr_t)*array : 0;
+    return vg_charge_end(charge, VG_RECORD_ARRAY, result, key);
+}
+
+static uint64_t flat_bytes(uint64_t width, uint64_t height, unsigned format, unsigned channels) {
+    return mipmap_bytes(&(struct vg_array3d_desc){width, height, 1, format, channels, 0}, 1);
 }
 
 int vg_array_create(vg_fn_array_create driver, void **array, const struct vg_array_desc *desc) {
     struct vg_charge charge;
-    struct vg_array3d_desc flat = {0};
-    if (desc != NULL)
-        flat = (struct vg_array3d_desc){desc->width, desc->height, 1, desc->format, desc->channels, 0};
-    int result = vg_charge_current(&charge, desc != NULL ? mipmap_bytes(&flat, 1) : 0);
+    uint64_t bytes = desc != NULL ? flat_bytes(desc->width, desc->height, desc->format, desc->channels) : 0;
+    int result = vg_charge_current(&charge, bytes);
     return result != VG_CUDA_SUCCESS ? result : keep(&charge, driver(array, desc), array);
 }
 
 int vg_array_create_v1(vg_fn_array_create_v1 driver, void **array, const struct vg_array_desc_v1 *desc) {
     struct vg_charge charge;
-    struct vg_array3d_desc flat = {0};
-    if (desc != NULL)
-        flat = (struct vg_array3d_desc){desc->width, desc->height, 1, desc->format, desc->channels, 0};
-    int result = vg_charge_current(&charge, desc != NULL ? mipmap_bytes(&flat, 1) : 0);
+    uint64_t bytes = desc != NULL ? flat_bytes(desc->width, desc->height, desc->format, desc->channels) : 0;
+    int result = vg_charge_current(&charge, bytes);
     return result != VG_CUDA_SUCCESS ? result : keep(&charge, driver(array, desc), array);
 }
 
@@ -108,12 +105,9 @@ int vg_mipmap_create(vg_fn_mipmap_create driver, void **array, const struct vg_a
 int vg_array_destroy(vg_fn_array_destroy driver, void *array) {
     struct vg_record record;
     uint64_t key = (uint64_t)(uintptr_t)array;
-    bool tracked = vg_ready() == VG_MODE_COUNT && vg_track_freeing(VG_RECORD_ARRAY, key, &record);
+    bool tracked = vg_charge_freeing(VG_RECORD_ARRAY, key, &record);
     int result = driver(array);
-    if (tracked) {
-        vg_track_finish(VG_RECORD_ARRAY, key, result == VG_CUDA_SUCCESS);
-        if (result == VG_CUDA_SUCCESS)
-            vg_discharge(record.device, record.size);
-    }
+    if (tracked)
+        vg_charge_freed(VG_RECORD_ARRAY, key, &record, result);
     return result;
 }

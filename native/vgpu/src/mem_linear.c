@@ -4,17 +4,30 @@
 #include "mem.h"
 #include "process.h"
 
+enum { ATTACH_GLOBAL = 1, PREFERRED_LOCATION = 3, CONCURRENT_MANAGED_ACCESS = 89 };
+
+/* The container may hold more than the card has left: managed memory that prefers the card. */
+static bool managed_instead(struct vg_charge *charge, uint64_t *pointer, size_t size) {
+    int device, able = 0;
+    if (!charge->counted || !vg_process.config.oversubscribe ||
+        vg_call_cuCtxGetDevice(&device) != VG_CUDA_SUCCESS ||
+        vg_call_cuDeviceGetAttribute(&able, CONCURRENT_MANAGED_ACCESS, device) != VG_CUDA_SUCCESS || !able ||
+        vg_call_cuMemAllocManaged(pointer, size, ATTACH_GLOBAL) != VG_CUDA_SUCCESS)
+        return false;
+    vg_call_cuMemAdvise(*pointer, size, PREFERRED_LOCATION, device);
+    charge->managed = true;
+    return true;
+}
+
 int vg_mem_alloc(vg_fn_mem_alloc driver, uint64_t *pointer, size_t size) {
     struct vg_charge charge;
     int result = vg_charge_current(&charge, size);
     if (result != VG_CUDA_SUCCESS)
         return result;
     result = driver(pointer, size);
-    if (result == VG_CUDA_SUCCESS)
-        vg_charge_keep(&charge, VG_RECORD_LINEAR, *pointer);
-    else
-        vg_charge_abandon(&charge);
-    return result;
+    if (result == VG_CUDA_OUT_OF_MEMORY && managed_instead(&charge, pointer, size))
+        result = VG_CUDA_SUCCESS;
+    return vg_charge_end(&charge, VG_RECORD_LINEAR, result, result == VG_CUDA_SUCCESS ? *pointer : 0);
 }
 
 int vg_mem_alloc_v1(vg_fn_mem_alloc_v1 driver, uint32_t *pointer, unsigned size) {
@@ -23,11 +36,7 @@ int vg_mem_alloc_v1(vg_fn_mem_alloc_v1 driver, uint32_t *pointer, unsigned size)
     if (result != VG_CUDA_SUCCESS)
         return result;
     result = driver(pointer, size);
-    if (result == VG_CUDA_SUCCESS)
-        vg_charge_keep(&charge, VG_RECORD_LINEAR, *pointer);
-    else
-        vg_charge_abandon(&charge);
-    return result;
+    return vg_charge_end(&charge, VG_RECORD_LINEAR, result, result == VG_CUDA_SUCCESS ? *pointer : 0);
 }
 
 int vg_mem_managed(vg_fn_mem_managed driver, uint64_t *pointer, size_t size, unsigned flags) {
@@ -36,11 +45,7 @@ int vg_mem_managed(vg_fn_mem_managed driver, uint64_t *pointer, size_t size, uns
     if (result != VG_CUDA_SUCCESS)
         return result;
     result = driver(pointer, size, flags);
-    if (result == VG_CUDA_SUCCESS)
-        vg_charge_keep(&charge, VG_RECORD_LINEAR, *pointer);
-    else
-        vg_charge_abandon(&charge);
-    return result;
+    return vg_charge_end(&charge, VG_RECORD_LINEAR, result, result == VG_CUDA_SUCCESS ? *pointer : 0);
 }
 
 /* The least that a pitched allocation can take; above every limit where it overflows; 0 where the driver
@@ -62,6 +67,10 @@ int vg_mem_pitch(vg_fn_mem_pitch driver, uint64_t *pointer, size_t *pitch, size_
     if (result != VG_CUDA_SUCCESS)
         return result;
     result = driver(pointer, pitch, width, height, element);
+    if (result == VG_CUDA_OUT_OF_MEMORY && managed_instead(&charge, pointer, charge.size)) {
+        *pitch = (width + 511) & ~(size_t)511;
+        result = VG_CUDA_SUCCESS;
+    }
     if (result == VG_CUDA_SUCCESS) {
         vg_charge_resize(&charge, *pitch * height);
         vg_charge_keep(&charge, VG_RECORD_LINEAR, *pointer);
@@ -87,36 +96,25 @@ int vg_mem_pitch_v1(vg_fn_mem_pitch_v1 driver, uint32_t *pointer, unsigned *pitc
     return result;
 }
 
-/* The driver frees first: if it does not, the memory is still there and stays charged. */
 int vg_mem_free(vg_fn_mem_free driver, uint64_t pointer) {
     struct vg_record record;
-    bool tracked = vg_ready() == VG_MODE_COUNT && vg_track_freeing(VG_RECORD_LINEAR, pointer, &record);
+    bool tracked = vg_charge_freeing(VG_RECORD_LINEAR, pointer, &record);
     int result = driver(pointer);
-    if (tracked) {
-        vg_track_finish(VG_RECORD_LINEAR, pointer, result == VG_CUDA_SUCCESS);
-        if (result == VG_CUDA_SUCCESS)
-            vg_discharge(record.device, record.size);
-    }
+    if (tracked)
+        vg_charge_freed(VG_RECORD_LINEAR, pointer, &record, result);
     return result;
 }
 
 int vg_mem_free_v1(vg_fn_mem_free_v1 driver, uint32_t pointer) {
     struct vg_record record;
-    bool tracked = vg_ready() == VG_MODE_COUNT && vg_track_freeing(VG_RECORD_LINEAR, pointer, &record);
+    bool tracked = vg_charge_freeing(VG_RECORD_LINEAR, pointer, &record);
     int result = driver(pointer);
-    if (tracked) {
-        vg_track_finish(VG_RECORD_LINEAR, pointer, result == VG_CUDA_SUCCESS);
-        if (result == VG_CUDA_SUCCESS)
-            vg_discharge(record.device, record.size);
-    }
+    if (tracked)
+        vg_charge_freed(VG_RECORD_LINEAR, pointer, &record, result);
     return result;
 }
 
-static void give_back(const struct vg_record *record) {
-    vg_discharge(record->device, record->size);
-}
-
 void vg_memory_drop_context(void *context, int device) {
-    vg_track_drop((uint64_t)(uintptr_t)context, device, give_back);
+    vg_track_drop((uint64_t)(uintptr_t)context, device, vg_discharge_record);
     vg_pools_settle();
 }

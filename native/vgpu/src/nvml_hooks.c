@@ -30,7 +30,7 @@ static bool limited(void *nvml_device, uint64_t *limit, uint64_t *used) {
     int device = vg_region_attached() ? vg_device_of_nvml(nvml_device) : -1;
     *limit = device >= 0 ? vg_memory_limit(device) : 0;
     if (*limit != 0)
-        *used = vg_slots_usage(&vg_process.space, device);
+        *used = vg_slots_usage(vg_here(), device);
     return *limit != 0;
 }
 
@@ -38,28 +38,30 @@ static uint64_t smaller(uint64_t a, uint64_t b) {
     return a < b ? a : b;
 }
 
+/* The driver's answer with the limit instead of the card; false: it stays as it is. A card that shares the
+ * memory of the host has no total of its own. */
+static bool show_limit(int result, void *device, uint64_t *total, uint64_t *used, uint64_t *free) {
+    uint64_t limit, in_use;
+    bool unified = result == VG_NVML_NOT_SUPPORTED;
+    if ((result != VG_NVML_SUCCESS && !unified) || !limited(device, &limit, &in_use))
+        return false;
+    *total = unified ? limit : smaller(limit, *total);
+    *used = smaller(in_use, *total);
+    *free = *total - *used;
+    return true;
+}
+
 int vg_nvml_memory(vg_fn_nvml_memory driver, void *device, struct vg_nvml_memory *memory) {
-    uint64_t limit, used;
     int result = driver(device, memory);
-    bool unified = result == VG_NVML_NOT_SUPPORTED && memory != NULL;
-    if ((result != VG_NVML_SUCCESS && !unified) || memory == NULL || !limited(device, &limit, &used))
-        return result;
-    memory->total = unified ? limit : smaller(limit, memory->total);
-    memory->used = smaller(used, memory->total);
-    memory->free = memory->total - memory->used;
-    return VG_NVML_SUCCESS;
+    bool shown = memory != NULL && show_limit(result, device, &memory->total, &memory->used, &memory->free);
+    return shown ? VG_NVML_SUCCESS : result;
 }
 
 int vg_nvml_memory_v2(vg_fn_nvml_memory_v2 driver, void *device, struct vg_nvml_memory_v2 *memory) {
-    uint64_t limit, used;
     int result = driver(device, memory);
-    bool unified = result == VG_NVML_NOT_SUPPORTED && memory != NULL;
-    if ((result != VG_NVML_SUCCESS && !unified) || memory == NULL || !limited(device, &limit, &used))
+    if (memory == NULL || !show_limit(result, device, &memory->total, &memory->used, &memory->free))
         return result;
-    memory->total = unified ? limit : smaller(limit, memory->total);
     memory->reserved = 0;
-    memory->used = smaller(used, memory->total);
-    memory->free = memory->total - memory->used;
     return VG_NVML_SUCCESS;
 }
 
@@ -67,8 +69,8 @@ int vg_nvml_memory_v2(vg_fn_nvml_memory_v2 driver, void *device, struct vg_nvml_
 static uint32_t container_pid(uint32_t pid) {
     int slot = vg_slot_of_nvml_pid(pid);
     if (slot >= 0)
-        return (uint32_t)vg_process.space.region->procs[slot].pid;
-    return vg_process.space.own != NULL && vg_pid_is_own(pid) ? (uint32_t)vg_process.space.own->pid : 0;
+        return (uint32_t)vg_here()->region->procs[slot].pid;
+    return vg_here()->own != NULL && vg_pid_is_own(pid) ? (uint32_t)vg_here()->own->pid : 0;
 }
 
 typedef int (*process_list)(void *device, unsigned *count, void *records);

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 static const char extension_magic[8] = {'V', 'G', 'P', 'U', 'E', 'X', 'T', '1'};
-static const uint64_t lock_timeout_ns = 5000000000u;
+static const uint64_t lock_timeout_ns = 5000000000u, seed_timeout_ns = 1000000000u;
 
 /* sem_init(shared, 1) in the 64-bit representation of glibc. */
 static void seed_semaphore(unsigned char *sem) {
@@ -87,7 +87,7 @@ static const char *foreign(const struct stat *st, const char *path) {
         return "is no regular file";
     if (st->st_nlink > 1)
         return "has more than one name";
-    if (st->st_uid != 0 && st->st_uid != vg_overflow_uid() && st->st_uid != geteuid() &&
+    if (st->st_uid != 0 && st->st_uid != geteuid() && st->st_uid != vg_overflow_uid() &&
         !in_cache_directory(path))
         return "belongs to another user";
     return NULL;
@@ -110,8 +110,24 @@ static enum content classify(int fd, off_t length, const char *path) {
     return CONTENT_READY;
 }
 
+static bool same_root(const struct vg_space *space) {
+    struct stat root;
+    return stat("/", &root) == 0 && root.st_dev == space->root_device && root.st_ino == space->root_inode;
+}
+
+bool vg_region_replaced(const struct vg_space *space) {
+    struct stat st;
+    if (space->locks.path == NULL)
+        return false;
+    if (lstat(space->locks.path, &st) != 0)
+        return (errno == ENOENT || errno == ENOTDIR) && same_root(space);
+    if (st.st_dev == space->locks.device && st.st_ino == space->locks.inode)
+        return st.st_size < VG_FILE_LENGTH || atomic_load(&space->region->magic) != VG_MAGIC;
+    return same_root(space);
+}
+
 static int open_existing(const char *path, struct stat *st) {
-    int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    int fd = vg_open_to_map(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd >= 0 && fstat(fd, st) != 0) {
         close(fd);
         return -1;
@@ -119,20 +135,16 @@ static int open_existing(const char *path, struct stat *st) {
     return fd;
 }
 
-bool vg_region_ready(const char *path) {
-    struct stat st;
-    int fd = open_existing(path, &st);
-    if (fd < 0)
-        return false;
-    uint64_t devices = 0;
-    char uuid[4] = "";
-    bool ready =
-        foreign(&st, path) == NULL && classify(fd, st.st_size, path) == CONTENT_READY &&
-        pread(fd, &devices, sizeof devices, offsetof(struct vg_region, device_count)) == sizeof devices &&
-        pread(fd, uuid, sizeof uuid, offsetof(struct vg_region, uuid)) == sizeof uuid && devices > 0 &&
-        uuid[0] != '\0';
-    close(fd);
-    return ready;
+/* A start needs three descriptors at once, for the region and for locks of it. */
+static bool has_descriptors(void) {
+    enum { NEEDED = 3 };
+    int fds[NEEDED], count = 0;
+    while (count < NEEDED && (fds[count] = open("/", O_PATH | O_CLOEXEC)) >= 0)
+        count++;
+    bool enough = count == NEEDED || !vg_exhausted(errno);
+    while (count > 0)
+        close(fds[--count]);
+    return enough;
 }
 
 /* Opens the file, making it if there is none. -1 with `*result` set: not possible. */
@@ -141,12 +153,18 @@ static int open_or_create(const char *path, struct stat *st, enum vg_region_resu
         int fd = open_existing(path, st);
         if (fd >= 0)
             return fd;
+        if (vg_exhausted(errno)) {
+            *result = VG_REGION_LATER;
+            return -1;
+        }
         if (errno != ENOENT) {
             VG_ERROR("region %s cannot be used: %s", path,
                      errno == ELOOP ? "it is a symbolic link" : strerror(errno));
             *result = VG_REGION_FOREIGN;
             return -1;
         }
+        /* With O_NOATIME a file that the file system gives to somebody else (NFS) is made and then refused.
+         */
         fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
         if (fd >= 0) {
             if (fchmod(fd, 0666) == 0 && fstat(fd, st) == 0)
@@ -171,9 +189,13 @@ static bool grow(int fd, off_t length) {
     return error == 0;
 }
 
+/* Few of its pages are used: without read-ahead the first access does not fetch (or clear) all of them. */
 static void *map_file(int fd) {
     void *base = mmap(NULL, VG_FILE_LENGTH, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    return base == MAP_FAILED ? NULL : base;
+    if (base == MAP_FAILED)
+        return NULL;
+    madvise(base, VG_FILE_LENGTH, MADV_RANDOM);
+    return base;
 }
 
 static void attach(struct vg_space *space, void *base) {
@@ -190,18 +212,78 @@ static void attach(struct vg_space *space, void *base) {
     }
 }
 
+/* The mapping of a file in which nothing is missing, else NULL. */
+static void *map_if_complete(int fd, off_t length) {
+    struct vg_region *region = length >= VG_FILE_LENGTH ? map_file(fd) : NULL;
+    if (region == NULL)
+        return NULL;
+    if (atomic_load_explicit(&region->magic, memory_order_acquire) == VG_MAGIC && region->major == VG_MAJOR &&
+        !extension_is_blank((struct vg_extension *)((char *)region + VG_EXTENSION_OFFSET)))
+        return region;
+    munmap(region, VG_FILE_LENGTH);
+    return NULL;
+}
+
+/* The same for who looks again and again: most looks end at the first word, which is written last. */
+static void *look_again(int fd) {
+    struct stat st;
+    int32_t magic = 0;
+    if (pread(fd, &magic, sizeof magic, 0) != sizeof magic || magic != VG_MAGIC || fstat(fd, &st) != 0)
+        return NULL;
+    return map_if_complete(fd, st.st_size);
+}
+
+static void pause_for(uint64_t *pause) {
+    vg_pause_ns(*pause / 2 + vg_now() % (*pause / 2));
+    if (*pause < 1000000)
+        *pause *= 2;
+}
+
+/* To prepare the seed takes the driver a while: one process does, the others wait for what it makes, a second
+ * at most. The mapping of it, or NULL: prepare it; the lock is to be dropped. */
+static void *await_seed(struct vg_space *space, int fd, struct vg_long_lock *turn) {
+    uint64_t deadline = vg_now() + seed_timeout_ns, pause = 50000;
+    void *base = look_again(fd);
+    while (base == NULL && vg_long_lock_take(turn, &space->locks, VG_LOCK_SEED) == VG_LOCK_BUSY &&
+           vg_now() < deadline) {
+        pause_for(&pause);
+        base = look_again(fd);
+    }
+    return base;
+}
+
+/* Waits for the region lock, or until whoever has it has filled in what was missing: then `*base` is the
+ * mapping. */
+static enum vg_lock_result enter_unless_ready(struct vg_section *section, struct vg_space *space, int fd,
+                                              void **base) {
+    uint64_t deadline = vg_now() + lock_timeout_ns, pause = 50000;
+    for (;;) {
+        enum vg_lock_result result = vg_section_try(section, &space->locks, VG_LOCK_REGION);
+        if (result != VG_LOCK_BUSY || vg_now() >= deadline)
+            return result;
+        *base = look_again(fd);
+        if (*base != NULL)
+            return VG_LOCK_BUSY;
+        pause_for(&pause);
+    }
+}
+
 /* Fills in what is missing, under the region lock, and maps the file. */
 static enum vg_region_result complete(struct vg_space *space, int fd, const char *path,
                                       const struct vg_region_seed *seed) {
     struct vg_section section;
-    if (vg_section_enter(&section, &space->locks, VG_LOCK_REGION, vg_now() + lock_timeout_ns) !=
-        VG_LOCK_GRANTED) {
+    void *base = NULL;
+    enum vg_lock_result entered = enter_unless_ready(&section, space, fd, &base);
+    if (base != NULL) {
+        attach(space, base);
+        return VG_REGION_JOINED;
+    }
+    if (entered != VG_LOCK_GRANTED) {
         VG_ERROR("region %s cannot be locked; limits hold for this process alone", path);
         return VG_REGION_UNAVAILABLE;
     }
     enum vg_region_result result = VG_REGION_UNAVAILABLE;
     struct stat st;
-    void *base = NULL;
     enum content content = fstat(fd, &st) == 0 ? classify(fd, st.st_size, path) : CONTENT_FOREIGN;
     if (content == CONTENT_FOREIGN)
         result = VG_REGION_FOREIGN;
@@ -220,6 +302,8 @@ static enum vg_region_result complete(struct vg_space *space, int fd, const char
             memset(extension, 0, sizeof *extension);
             seed_extension(extension);
         }
+    } else if (result == VG_REGION_UNAVAILABLE && vg_exhausted(errno)) {
+        result = VG_REGION_LATER;
     } else if (result == VG_REGION_UNAVAILABLE) {
         VG_ERROR("region %s cannot be made: %s; limits hold for this process alone", path, strerror(errno));
     }
@@ -229,29 +313,36 @@ static enum vg_region_result complete(struct vg_space *space, int fd, const char
     return result;
 }
 
-enum vg_region_result vg_region_open(struct vg_space *space, const char *path,
-                                     const struct vg_region_seed *seed) {
-    enum vg_region_result result;
+enum vg_region_result vg_region_open(struct vg_space *space, const char *path, struct vg_region_seed *seed) {
+    struct vg_long_lock turn = {.page = MAP_FAILED, .kept_fd = -1};
+    enum vg_region_result result = VG_REGION_LATER;
     struct stat st;
     memset(space, 0, sizeof *space);
     space->slot = -1;
-    int fd = open_or_create(path, &st, &result);
-    if (fd < 0)
+    if (stat("/", &st) == 0) {
+        space->root_device = st.st_dev;
+        space->root_inode = st.st_ino;
+    }
+    int fd = has_descriptors() ? open_or_create(path, &st, &result) : -1;
+    if (fd < 0) {
+        if (result == VG_REGION_LATER)
+            VG_ERROR("region %s: no descriptor or no memory for it; calls are refused until there is", path);
         return result;
+    }
     const char *reason = foreign(&st, path);
-    enum content content = reason == NULL ? classify(fd, st.st_size, path) : CONTENT_FOREIGN;
-    if (content == CONTENT_FOREIGN) {
+    void *base = reason == NULL ? map_if_complete(fd, st.st_size) : NULL;
+    if (base == NULL && (reason != NULL || classify(fd, st.st_size, path) == CONTENT_FOREIGN)) {
         VG_ERROR("region %s cannot be used: it %s", path,
                  reason != NULL ? reason : "is no region of this version");
         close(fd);
         return VG_REGION_FOREIGN;
     }
-    space->locks = (struct vg_lock_file){.path = path, .device = st.st_dev, .inode = st.st_ino};
-    void *base = NULL;
-    if (content == CONTENT_READY && st.st_size >= VG_FILE_LENGTH && (base = map_file(fd)) != NULL &&
-        extension_is_blank((struct vg_extension *)((char *)base + VG_EXTENSION_OFFSET))) {
-        munmap(base, VG_FILE_LENGTH);
-        base = NULL;
+    space->locks =
+        (struct vg_lock_file){.path = path, .device = st.st_dev, .inode = st.st_ino, .look = fd + 1};
+    if (base == NULL && seed->prepare != NULL) {
+        base = await_seed(space, fd, &turn);
+        if (base == NULL)
+            seed->prepare(seed);
     }
     if (base != NULL) {
         attach(space, base);
@@ -259,8 +350,18 @@ enum vg_region_result vg_region_open(struct vg_space *space, const char *path,
     } else {
         result = complete(space, fd, path, seed);
     }
-    close(fd);
+    if (turn.page != MAP_FAILED || turn.kept_fd >= 0)
+        vg_long_lock_drop(&turn);
+    if (result != VG_REGION_JOINED && result != VG_REGION_CREATED)
+        vg_region_settle(space);
     return result;
+}
+
+void vg_region_settle(struct vg_space *space) {
+    int look = space->locks.look;
+    space->locks.look = 0; /* first: a child forked meanwhile closes what stands here */
+    if (look != 0)
+        close(look - 1);
 }
 
 void vg_region_name_devices(struct vg_space *space, const struct vg_region_seed *before,

@@ -6,13 +6,14 @@
 #include "hostpid.h"
 #include "learn.h"
 #include "process.h"
+#include "residual.h"
 #include "slots.h"
 #include "util.h"
 
 #include <sys/mman.h>
 
 enum { SAMPLES = 1024 };
-static const uint64_t missing_after_us = 2000000;
+static const uint64_t missing_after_us = 2000000, longest_period_us = 1000000, shortest_period_us = 50000;
 
 /* The latest sample of each slot on one device. */
 struct latest {
@@ -22,6 +23,7 @@ struct latest {
 
 static uint64_t last_seen[VG_MAX_DEVICES];   /* time stamp of the newest sample, us */
 static uint64_t last_change[VG_MAX_DEVICES]; /* our own clock at that moment, us */
+static uint64_t period[VG_MAX_DEVICES]; /* between NVML's samples, us: the least distance seen; 0: none */
 
 static unsigned percent(unsigned value) {
     return value > 100 ? 100 : value;
@@ -34,11 +36,16 @@ static void store(struct vg_util *util, const struct latest *latest) {
 }
 
 static void memory(int device, unsigned used) {
+    static uint64_t counted[VG_MAX_SLOTS]; /* one leader, one thread */
+    struct vg_space *space = vg_here();
+    struct vg_slot *slots = space->region->procs;
     unsigned count = 0;
+    uint64_t residual = 0, measured = 0;
+    for (unsigned k = 0; k < used; k++)
+        counted[k] = vg_residual_counted(&slots[k], device);
     struct vg_nvml_process *records = vg_nvml_list(device, &count);
     if (records == NULL)
         return;
-    struct vg_slot *slots = vg_process.space.region->procs;
     for (unsigned k = 0; k < used; k++) {
         uint64_t bytes = 0;
         for (unsigned i = 0; i < count; i++)
@@ -46,15 +53,36 @@ static void memory(int device, unsigned used) {
                 bytes += records[i].used;
         if (atomic_load_explicit(&slots[k].monitorused[device], memory_order_relaxed) != bytes)
             atomic_store_explicit(&slots[k].monitorused[device], bytes, memory_order_relaxed);
+        if (atomic_load_explicit(&slots[k].status, memory_order_relaxed) == VG_SLOT_FREE)
+            continue;
+        residual += vg_residual_publish(&slots[k], device, counted[k], bytes);
+        measured += bytes;
     }
     vg_nvml_list_free(records);
+    atomic_store(&space->extension->devices[device].residual, residual);
+    vg_residual_police(device, measured);
+}
+
+/* NVML says nothing of processes that were idle in a sample. So between two that name ours lie idle ones
+ * where they are further apart than samples are: only the last period has this utilisation. */
+static void learn(int device, uint64_t newest, unsigned sum) {
+    uint64_t from = last_seen[device], distance = newest - from;
+    if (from != 0 && distance >= shortest_period_us && (period[device] == 0 || distance < period[device]))
+        period[device] = distance;
+    uint64_t length =
+        period[device] != 0 && period[device] < longest_period_us ? period[device] : longest_period_us;
+    if (from != 0 && distance > length + length / 2) {
+        vg_learn_window(device, from, newest - length, 0);
+        from = newest - length;
+    }
+    vg_learn_window(device, from, newest, sum);
 }
 
 /* `latest` has room for every slot; only those with a sample newer than the last look are changed. */
 static void utilisation(int device, unsigned used, struct vg_nvml_sample *samples, struct latest *latest) {
     unsigned count = SAMPLES;
     void *nvml = vg_nvml_device(device);
-    struct vg_slot *slots = vg_process.space.region->procs;
+    struct vg_slot *slots = vg_here()->region->procs;
     uint64_t now = vg_now() / 1000, newest = last_seen[device];
     if (nvml == NULL)
         return;
@@ -74,7 +102,7 @@ static void utilisation(int device, unsigned used, struct vg_nvml_sample *sample
         unsigned sum = 0;
         for (unsigned k = 0; k < used; k++)
             sum += percent(latest[k].sm);
-        vg_learn_window(device, last_seen[device], newest, sum);
+        learn(device, newest, sum);
         last_seen[device] = newest;
         last_change[device] = now;
     }
@@ -84,15 +112,15 @@ static void utilisation(int device, unsigned used, struct vg_nvml_sample *sample
 }
 
 void vg_sample_memory(void) {
-    unsigned used = vg_region_slots(vg_process.space.region);
-    uint64_t devices = vg_process.space.region->device_count;
+    unsigned used = vg_region_slots(vg_here()->region);
+    uint64_t devices = vg_here()->region->device_count;
     for (int d = 0; d < VG_MAX_DEVICES && (uint64_t)d < devices; d++)
         memory(d, used);
 }
 
 void vg_sample_utilisation(void) {
-    unsigned used = vg_region_slots(vg_process.space.region);
-    uint64_t devices = vg_process.space.region->device_count;
+    unsigned used = vg_region_slots(vg_here()->region);
+    uint64_t devices = vg_here()->region->device_count;
     size_t samples = SAMPLES * sizeof(struct vg_nvml_sample);
     size_t length = samples + VG_MAX_SLOTS * sizeof(struct latest);
     char *work = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -33,19 +33,34 @@ static void clear_usage(struct vg_usage *used) {
     clear_u64(&used->module);
     clear_u64(&used->data);
     clear_u64(&used->offset);
+    clear_u64(&used->residual);
 }
 
-/* Everything but the bit in `claimed`, in the order that readers and the sum rely on. */
-static void clear_slot(struct vg_space *space, unsigned k) {
+/* What a process holds in managed memory because the card was full is gone with it. */
+static void clear_managed(struct vg_space *space, int device, struct vg_usage *used) {
+    uint64_t gone = atomic_load_explicit(&used->managed, memory_order_relaxed);
+    if (gone == 0)
+        return;
+    atomic_store(&used->managed, 0);
+    _Atomic uint64_t *all = &space->extension->devices[device].oversubscribed;
+    for (uint64_t seen = atomic_load(all);
+         !atomic_compare_exchange_weak(all, &seen, seen > gone ? seen - gone : 0);)
+        continue;
+}
+
+/* Everything but the bit in `claimed`, in the order that readers and the sum rely on; of the totals those of
+ * the first `devices` devices. */
+static void clear_slot(struct vg_space *space, unsigned k, unsigned devices) {
     struct vg_slot *slot = &space->region->procs[k];
     atomic_store(&slot->status, VG_SLOT_FREE);
     for (int d = 0; d < VG_MAX_DEVICES; d++) {
         clear_usage(&slot->used[d]);
+        clear_managed(space, d, &slot->used[d]);
         clear_u64(&slot->monitorused[d]);
         clear_u64(&slot->util[d].decoder);
         clear_u64(&slot->util[d].encoder);
         clear_u64(&slot->util[d].sm);
-        if (space->shared_extension)
+        if (space->shared_extension && (unsigned)d < devices)
             clear_u64(vg_total(space->extension, d, k));
     }
     atomic_store(&slot->hostpid, 0);
@@ -87,10 +102,10 @@ static uint64_t pid_namespace(void) {
     return stat("/proc/self/ns/pid", &st) == 0 ? (uint64_t)st.st_ino : 0;
 }
 
-static void publish(struct vg_space *space, unsigned k) {
+static void publish(struct vg_space *space, unsigned k, unsigned devices) {
     space->slot = (int)k;
     space->own = &space->region->procs[k];
-    clear_slot(space, k);
+    clear_slot(space, k, devices);
     space->own->pid = getpid();
     if (space->shared_extension) {
         space->own_extension = &space->extension->slots[k];
@@ -102,7 +117,7 @@ static void publish(struct vg_space *space, unsigned k) {
         space->totals_stride = 1;
     }
     space->own_extension->start = vg_clock(CLOCK_BOOTTIME);
-    space->own_extension->pid_namespace = pid_namespace();
+    space->own_extension->pid_namespace = space->pid_namespace;
     space->own_extension->flags = space->life.kept_fd > 0 ? VG_SLOT_FLAG_KEPT_DESCRIPTOR : 0;
     if (!vg_lock_lives() &&
         (atomic_fetch_or(&space->extension->flags, VG_FLAG_NO_OFD_LOCKS) & VG_FLAG_NO_OFD_LOCKS) == 0)
@@ -132,11 +147,19 @@ static bool own_byte(struct vg_space *space, unsigned k) {
     return false;
 }
 
+/* A slot without its bit was never used, or cleared before it lost the bit: its totals are zero, whoever has
+ * not tampered with them, and lie on a page for each device. Those of the region's own devices are looked at.
+ */
+static unsigned devices_to_clear(const struct vg_region *region) {
+    uint64_t count = region->device_count;
+    return count > 0 && count < VG_MAX_DEVICES ? (unsigned)count : VG_MAX_DEVICES;
+}
+
 /* Claims by the bitmap first, because each lock call walks all locks of the file. */
 static bool claim_from(struct vg_space *space, unsigned first, unsigned end) {
     for (unsigned k = first; k < end; k++)
         if (!bit_is_set(space->extension, k) && set_bit(space->extension, k) && own_byte(space, k)) {
-            publish(space, k);
+            publish(space, k, devices_to_clear(space->region));
             return true;
         }
     return false;
@@ -146,23 +169,29 @@ static bool claim_from(struct vg_space *space, unsigned first, unsigned end) {
 static bool claim_dead(struct vg_space *space, unsigned end) {
     for (unsigned i = 0; i < 2 && end > 0; i++) {
         unsigned k = (unsigned)((vg_now() / 64 + (uint64_t)getpid() * 2654435761u + i) % end);
-        if (vg_lock_lives() && own_byte(space, k)) {
+        if (vg_lock_lives() && !vg_seen_held(&space->locks, VG_LOCK_SLOT + (off_t)k) && own_byte(space, k)) {
             set_bit(space->extension, k);
-            publish(space, k);
+            publish(space, k, VG_MAX_DEVICES);
             return true;
         }
     }
     return false;
 }
 
-void vg_slot_claim(struct vg_space *space) {
+static bool claim(struct vg_space *space) {
     unsigned used = vg_region_slots(space->region);
     bool dead_allowed = space->locks.path != NULL;
-    if (claim_from(space, 0, used) || (dead_allowed && claim_dead(space, used)) ||
-        claim_from(space, used, VG_MAX_SLOTS))
+    return claim_from(space, 0, used) || (dead_allowed && claim_dead(space, used)) ||
+           claim_from(space, used, VG_MAX_SLOTS);
+}
+
+void vg_slot_claim(struct vg_space *space) {
+    space->pid_namespace = pid_namespace(); /* asked of the kernel once: each time costs as much as a claim */
+    bool claimed = claim(space);
+    vg_region_settle(space);
+    if (claimed)
         return;
     VG_ERROR("all %d slots of the region are taken: this process is counted alone", VG_MAX_SLOTS);
-    memset(&alone, 0, sizeof alone);
     space->slot = -1;
     space->own = &alone.slot;
     space->own_extension = &alone.extension;
@@ -178,7 +207,7 @@ void vg_slot_release(struct vg_space *space) {
     for (int d = 0; d < VG_MAX_DEVICES; d++)
         if (atomic_load(vg_total(space->extension, d, (unsigned)space->slot)) != 0)
             return;
-    clear_slot(space, (unsigned)space->slot);
+    clear_slot(space, (unsigned)space->slot, VG_MAX_DEVICES);
     clear_bit(space->extension, (unsigned)space->slot);
 }
 
@@ -196,7 +225,7 @@ unsigned vg_slots_reclaim(struct vg_space *space, struct vg_section *section, in
         if (!wanted || !vg_section_take(section, VG_LOCK_SLOT + (off_t)k))
             continue;
         if (!may_live(space, k)) {
-            clear_slot(space, k);
+            clear_slot(space, k, VG_MAX_DEVICES);
             clear_bit(space->extension, k);
             vg_region_event(space, VG_EVENT_RECLAIMED, device, held & ~(uint64_t)VG_ATTEMPT_MASK);
             cleared++;
@@ -246,6 +275,7 @@ static void bump(struct vg_slot *slot) {
 
 void vg_slot_add(struct vg_space *space, int device, enum vg_kind kind, uint64_t bytes) {
     struct vg_usage *used = &space->own->used[device];
+    atomic_fetch_add_explicit(&space->own_bytes[device].kind[kind], bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(kind_word(used, kind), bytes, memory_order_relaxed);
     atomic_fetch_add_explicit(&used->total, bytes, memory_order_release);
     if (!space->shared_extension)
@@ -257,7 +287,70 @@ void vg_slot_subtract(struct vg_space *space, int device, enum vg_kind kind, uin
     struct vg_usage *used = &space->own->used[device];
     if (!space->shared_extension)
         atomic_fetch_add(&used->offset, bytes);
+    atomic_fetch_sub_explicit(&space->own_bytes[device].kind[kind], bytes, memory_order_relaxed);
     atomic_fetch_sub_explicit(&used->total, bytes, memory_order_relaxed);
     atomic_fetch_sub_explicit(kind_word(used, kind), bytes, memory_order_release);
     bump(space->own);
+}
+
+static void move_word(_Atomic uint64_t *from, _Atomic uint64_t *to) {
+    if (from != to && atomic_load_explicit(from, memory_order_relaxed) != 0)
+        atomic_fetch_add(to, atomic_exchange(from, 0));
+}
+
+void vg_slot_move(struct vg_space *from, struct vg_space *to) {
+    for (int d = 0; d < VG_MAX_DEVICES; d++) {
+        struct vg_usage *old = &from->own->used[d], *new = &to->own->used[d];
+        move_word(&from->own_totals[(unsigned)d * from->totals_stride],
+                  &to->own_totals[(unsigned)d * to->totals_stride]);
+        for (int kind = 0; kind < VG_KINDS; kind++) {
+            move_word(&from->own_bytes[d].kind[kind], &to->own_bytes[d].kind[kind]);
+            move_word(kind_word(old, (enum vg_kind)kind), kind_word(new, (enum vg_kind)kind));
+        }
+        move_word(&old->offset, &new->offset);
+        move_word(&old->managed, &new->managed);
+        move_word(&old->total, &new->total);
+    }
+    if (from->own != to->own)
+        atomic_store(&from->own->status, VG_SLOT_FREE);
+}
+
+/* Adds to the word what it lacks of `truth`; `there` is what of it counts. A thread that is just adding makes
+ * a difference too, but not twice the same a second apart. */
+static void mend(_Atomic uint64_t *word, uint64_t truth, uint64_t there, uint64_t *last) {
+    uint64_t difference = truth - there;
+    bool again = difference != 0 && difference == *last;
+    *last = again ? 0 : difference;
+    if (again)
+        atomic_fetch_add(word, difference);
+}
+
+void vg_slot_mend(struct vg_space *space) {
+    static uint64_t last[VG_MAX_DEVICES][VG_KINDS + 2];
+    for (int d = 0; d < VG_MAX_DEVICES; d++) {
+        struct vg_usage *used = &space->own->used[d];
+        _Atomic uint64_t *total = &space->own_totals[(unsigned)d * space->totals_stride];
+        uint64_t sum = vg_own_bytes(space, d);
+        for (int kind = 0; kind < VG_KINDS; kind++) {
+            _Atomic uint64_t *word = kind_word(used, (enum vg_kind)kind);
+            uint64_t truth = atomic_load(&space->own_bytes[d].kind[kind]);
+            mend(word, truth, atomic_load(word), &last[d][kind]);
+        }
+        mend(&used->total, sum, atomic_load(&used->total), &last[d][VG_KINDS]);
+        /* Only what the total lacks is added, unless nobody can hold so much; that of a device without a byte
+         * is never touched. */
+        uint64_t reserved = sum == 0 ? 0 : atomic_load(total) & ~(uint64_t)VG_ATTEMPT_MASK;
+        bool wrong = reserved < sum || reserved >= vg_implausible;
+        mend(total, sum, wrong ? reserved : sum, &last[d][VG_KINDS + 1]);
+    }
+    if (space->slot < 0)
+        return;
+    unsigned k = (unsigned)space->slot;
+    if (atomic_load(&space->own->pid) != getpid())
+        atomic_store(&space->own->pid, getpid());
+    int32_t gone = VG_SLOT_FREE;
+    atomic_compare_exchange_strong(&space->own->status, &gone, VG_SLOT_RUNNING);
+    if (space->shared_extension && !bit_is_set(space->extension, k))
+        set_bit(space->extension, k);
+    raise_proc_num(space->region, k + 1);
 }

@@ -46,9 +46,14 @@ bool vg_sorted_put(struct vg_sorted *map, uint64_t key, uint64_t length, void *v
     return true;
 }
 
-void *vg_sorted_get(const struct vg_sorted *map, uint64_t key) {
+struct vg_sorted_entry *vg_sorted_find(const struct vg_sorted *map, uint64_t key) {
     size_t at = lower_bound(map, key);
-    return at < map->count && map->entries[at].key == key ? map->entries[at].value : NULL;
+    return at < map->count && map->entries[at].key == key ? &map->entries[at] : NULL;
+}
+
+void *vg_sorted_get(const struct vg_sorted *map, uint64_t key) {
+    struct vg_sorted_entry *entry = vg_sorted_find(map, key);
+    return entry != NULL ? entry->value : NULL;
 }
 
 void vg_sorted_remove(struct vg_sorted *map, uint64_t key) {

@@ -18,6 +18,7 @@ struct vg_sorted {
 
 /* Adds or replaces. False: no memory. */
 bool vg_sorted_put(struct vg_sorted *map, uint64_t key, uint64_t length, void *value);
+struct vg_sorted_entry *vg_sorted_find(const struct vg_sorted *map, uint64_t key);
 void *vg_sorted_get(const struct vg_sorted *map, uint64_t key);
 void vg_sorted_remove(struct vg_sorted *map, uint64_t key);
 

@@ -9,7 +9,7 @@
 enum { STRIPES = 64, FIRST_CAPACITY = 128 };
 enum state { STATE_EMPTY, STATE_LIVE, STATE_FREEING };
 
-/* meta: size / 512 in bits 0-39, device 40-43, kind 44-46, state 47-48. */
+/* meta: size / 512 in bits 0-39, device 40-43, kind 44-46, state 47-48, managed 49, pooled 50. */
 struct entry {
     uint64_t key, meta, context;
 };
@@ -27,11 +27,12 @@ static struct stripe stripes[STRIPES];
 
 static uint64_t make_meta(enum vg_record_kind kind, const struct vg_record *record, enum state state) {
     return (record->size >> 9 & 0xffffffffffu) | (uint64_t)(unsigned)record->device << 40 |
-           (uint64_t)kind << 44 | (uint64_t)state << 47;
+           (uint64_t)kind << 44 | (uint64_t)state << 47 | (uint64_t)record->managed << 49 |
+           (uint64_t)record->pooled << 50;
 }
 
 static enum state state_of(const struct entry *entry) {
-    return (enum state)(entry->meta >> 47);
+    return (enum state)(entry->meta >> 47 & 3);
 }
 
 static bool is(const struct entry *entry, enum vg_record_kind kind, uint64_t key) {
@@ -39,13 +40,15 @@ static bool is(const struct entry *entry, enum vg_record_kind kind, uint64_t key
 }
 
 static void set_state(struct entry *entry, enum state state) {
-    entry->meta = (entry->meta & (((uint64_t)1 << 47) - 1)) | (uint64_t)state << 47;
+    entry->meta = (entry->meta & ~((uint64_t)3 << 47)) | (uint64_t)state << 47;
 }
 
 static struct vg_record record_of(const struct entry *entry) {
     return (struct vg_record){.size = (entry->meta & 0xffffffffffu) << 9,
                               .context = entry->context,
-                              .device = (int)(entry->meta >> 40 & 15)};
+                              .device = (int)(entry->meta >> 40 & 15),
+                              .managed = (entry->meta >> 49 & 1) != 0,
+                              .pooled = (entry->meta >> 50 & 1) != 0};
 }
 
 static uint64_t hash(enum vg_record_kind kind, uint64_t key) {

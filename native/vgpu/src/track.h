@@ -8,9 +8,11 @@
 enum vg_record_kind { VG_RECORD_LINEAR, VG_RECORD_ARRAY, VG_RECORD_HANDLE };
 
 struct vg_record {
-    uint64_t size; /* bytes, a multiple of 512, below 2^48 */
-    uint64_t context;
+    uint64_t size;    /* bytes, a multiple of 512, below 2^48 */
+    uint64_t context; /* of a block of a pool: the pool's number */
     int device;
+    bool managed; /* on a full card */
+    bool pooled;  /* charged with its pool */
 };
 
 /* Adds a record; one with the same key that is being freed is replaced. False: no memory for it. */

@@ -1,7 +1,9 @@
-/* Clocks and pauses. */
+/* Clocks and pauses, and errors that pass. */
 #ifndef VGPU_UTIL_H
 #define VGPU_UTIL_H
 
+#include <errno.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <time.h>
 
@@ -18,6 +20,11 @@ static inline uint64_t vg_now(void) {
 
 static inline uint64_t vg_unix_seconds(void) {
     return vg_clock(CLOCK_REALTIME_COARSE) / 1000000000u;
+}
+
+/* What a process can bring upon itself, and only for a while. */
+static inline bool vg_exhausted(int error) {
+    return error == EMFILE || error == ENFILE || error == ENOMEM || error == EFBIG;
 }
 
 static inline void vg_pause_ns(uint64_t ns) {

@@ -15,7 +15,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
-enum { STACK = 131072, ROUNDS_A_SECOND = 5, SWEEP_ROUNDS = 5 * ROUNDS_A_SECOND, STALE_SECONDS = 3 };
+enum { STACK = 131072, ROUNDS_A_SECOND = 8, SWEEP_ROUNDS = 5 * ROUNDS_A_SECOND, STALE_SECONDS = 3 };
 static const uint64_t round_ns = 1000000000u / ROUNDS_A_SECOND;
 
 static struct vg_long_lock leadership;
@@ -40,12 +40,25 @@ static void raise_peaks(struct vg_space *space) {
 
 static void once_a_second(struct vg_space *space) {
     atomic_store(&space->extension->tick, vg_unix_seconds());
+    vg_limits_refresh();
     vg_pools_settle();
+    vg_vmm_settle();
     raise_peaks(space);
 }
 
+/* The region was replaced: the new one has a leader already, or it is led from here. */
+static bool lead_there(struct vg_space *space) {
+    vg_long_lock_drop(&leadership);
+    if (vg_long_lock_take(&leadership, &space->locks, VG_LOCK_LEADER) != VG_LOCK_GRANTED && vg_lock_lives()) {
+        atomic_store(&vg_gate->leading, false);
+        return false;
+    }
+    atomic_store(&space->extension->leader, (uint32_t)(space->slot + 1));
+    return true;
+}
+
 static void *lead(void *unused) {
-    struct vg_space *space = &vg_process.space;
+    struct vg_space *space = vg_here();
     (void)unused;
     prctl(PR_SET_NAME, "vgpu-watch");
     vg_thread.in_hook = true; /* its driver calls are our own */
@@ -55,10 +68,12 @@ static void *lead(void *unused) {
             vg_learn_reading();
         if (round % ROUNDS_A_SECOND == 0)
             once_a_second(space);
-        if (round % SWEEP_ROUNDS == 0) {
+        if (vg_here() != space && !lead_there(space = vg_here()))
+            return NULL;
+        if (round % SWEEP_ROUNDS == 0)
             sweep(space);
+        if (round % (vg_process.config.oom_killer ? ROUNDS_A_SECOND : SWEEP_ROUNDS) == 0)
             vg_sample_memory();
-        }
         if (limited || round % SWEEP_ROUNDS == 0)
             vg_sample_utilisation();
         step = limited ? 1 : ROUNDS_A_SECOND - round % ROUNDS_A_SECOND;
@@ -92,7 +107,7 @@ static bool start_thread(void) {
 }
 
 void vg_watch_look(void) {
-    struct vg_space *space = &vg_process.space;
+    struct vg_space *space = vg_here();
     if (atomic_load_explicit(&vg_gate->leading, memory_order_relaxed))
         return;
     bool led = atomic_load(&space->extension->leader) != 0;
@@ -103,6 +118,7 @@ void vg_watch_look(void) {
     enum vg_lock_result result = vg_long_lock_take(&leadership, &space->locks, VG_LOCK_LEADER);
     if (result != VG_LOCK_GRANTED && vg_lock_lives()) {
         atomic_store(&vg_gate->leading, false);
+        vg_region_moved(space);
         return;
     }
     if (start_thread())

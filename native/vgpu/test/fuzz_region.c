@@ -65,9 +65,13 @@ static const uint8_t other_extension[] = {12, START_OURS, 9, 0, 0, U64(2)};
 static const uint8_t absurd[] = {13, START_OURS, 7, 0, 0,   255, 255, 255, 127, 0,   0,   0,
                                  0,  14,         0, 0, 255, 255, 255, 255, 255, 255, 255, 255};
 
+static const uint8_t wraps[] = {12, START_OURS, 7,   0,   0,   U64(9), 10,  0,   0,   U64(255), 11,
+                                0,  0,          250, 255, 255, 255,    255, 255, 255, 255};
+
 #define SEED(bytes) {bytes, sizeof bytes}
 const struct fuzz_seed fuzz_seeds[] = {
-    SEED(blank), SEED(ours), SEED(hami), SEED(foreign), SEED(old), SEED(other_extension), SEED(absurd),
+    SEED(blank),           SEED(ours),   SEED(hami),  SEED(foreign), SEED(old),
+    SEED(other_extension), SEED(absurd), SEED(wraps),
 };
 const size_t fuzz_seed_count = sizeof fuzz_seeds / sizeof fuzz_seeds[0];
 
@@ -138,6 +142,14 @@ static void use(struct vg_space *space) {
         vg_slot_subtract(space, 0, VG_KIND_DATA, 512);
         vg_unreserve(space, 0, 512);
     }
+    vg_slot_add(space, 0, VG_KIND_DATA, 4096);
+    atomic_store(&space->own->used[0].total, 77);
+    vg_slot_mend(space);
+    vg_slot_mend(space);
+    FUZZ_CHECK(vg_slot_own_usage(space, 0) == 4096 && vg_reserved_total(space, 0) >= 4096);
+    vg_slot_subtract(space, 0, VG_KIND_DATA, 4096);
+    vg_unreserve(space, 0, 4096);
+    vg_region_replaced(space);
     vg_region_event(space, VG_EVENT_REFUSAL, -1, 1);
     struct vg_section section;
     if (vg_section_try(&section, &space->locks, VG_LOCK_SWEEP) == VG_LOCK_GRANTED) {
@@ -165,7 +177,7 @@ static enum vg_region_result expected(const char *head, off_t length) {
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
-    static const struct vg_region_seed seed = {.device_count = 1, .uuids = {"GPU-y"}, .limits = {1 << 20}};
+    static struct vg_region_seed seed = {.device_count = 1, .uuids = {"GPU-y"}, .limits = {1 << 20}};
     static int fd = -1;
     static struct vg_space space;
     char before[64] = "", after[64] = "";
@@ -177,8 +189,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     off_t length = lengths[data[0] % LENGTHS];
     write_file(fd, length, (enum start)(data[1] % STARTS), data + 2, size - 2);
     ssize_t had = pread(fd, before, sizeof before, 0);
-    vg_region_ready(path);
     enum vg_region_result result = vg_region_open(&space, path, &seed);
+    vg_region_settle(&space);
     FUZZ_CHECK(result == expected(before, length));
     if (result != VG_REGION_FOREIGN) {
         FUZZ_CHECK(result == VG_REGION_JOINED || space.region->limit[0] == 1 << 20);

@@ -6,6 +6,7 @@
 #include "config.h"
 #include "cost.h"
 #include "factor.h"
+#include "gate.h"
 #include "region.h"
 #include "size.h"
 #include "slots.h"
@@ -140,14 +141,16 @@ static void records(void) {
         uint64_t k = next_random(&random) % KEYS, key = (uint64_t)0x7f0000000000 + k * 512;
         struct vg_record record;
         if (!live[k]) {
-            model[k] = (struct vg_record){(next_random(&random) % 1000 + 1) * 512,
-                                          next_random(&random) % 3 + 1, (int)(k % 16)};
+            model[k] =
+                (struct vg_record){(next_random(&random) % 1000 + 1) * 512, next_random(&random) % 3 + 1,
+                                   (int)(k % 16), k % 3 == 0, k % 5 == 0};
             CHECK(vg_track_insert(VG_RECORD_LINEAR, key, &model[k]));
             live[k] = true;
             count++;
         } else {
             CHECK(vg_track_freeing(VG_RECORD_LINEAR, key, &record));
-            CHECK(record.size == model[k].size && record.device == model[k].device);
+            CHECK(record.size == model[k].size && record.device == model[k].device &&
+                  record.managed == model[k].managed && record.pooled == model[k].pooled);
             CHECK(!vg_track_freeing(VG_RECORD_LINEAR, key, &record));
             bool freed = next_random(&random) % 4 != 0;
             vg_track_finish(VG_RECORD_LINEAR, key, freed);
@@ -169,7 +172,7 @@ static void records(void) {
 
 /* The driver hands an address out again before the thread that freed it has finished. */
 static void reused_address(void) {
-    struct vg_record first = {512, 1, 0}, second = {1024, 1, 0}, got;
+    struct vg_record first = {.size = 512, .context = 1}, second = {.size = 1024, .context = 1}, got;
     CHECK(vg_track_insert(VG_RECORD_LINEAR, 4096, &first));
     CHECK(vg_track_freeing(VG_RECORD_LINEAR, 4096, &got) && got.size == 512);
     CHECK(vg_track_insert(VG_RECORD_LINEAR, 4096, &second));
@@ -266,8 +269,24 @@ static void costs(void) {
     CHECK(cost->ns == 19750); /* weighted by what each stands for */
     vg_cost_learn(cost, 1000000, 256);
     CHECK(cost->interval == 1 && !vg_cost_pay(0x1000, 1024, 3));
+    vg_cost_forget(0x1000, 1024);
+    CHECK(cost->ns == VG_COST_UNKNOWN && cost->samples == 0 && !vg_cost_pay(0x1000, 1024, 3));
+    vg_cost_forget(0x77000, 1); /* never seen */
+    /* The host was away: the guess is what was charged, as far as it can be true. */
+    CHECK(vg_cost_learn_between(cost, 100000, 20000000, 95, 1) == 100000 && cost->ns == 100000);
+    CHECK(cost->samples == 0 && !vg_cost_pay(0x1000, 1024, 3)); /* and the next launch is measured */
+    CHECK(vg_cost_learn_between(cost, 0, 30000, 100000, 1) == 30000 && cost->ns == 30000);
+    vg_cost_learn(cost, 10000, 1);
+    CHECK(cost->ns == 10000 && cost->samples == 1);
+    CHECK(vg_cost_learn_between(cost, 5000, 20000000, 10000, 39) == 10000 && cost->ns == 10000);
+    CHECK(cost->samples == 40 && cost->countdown == 40);
+    CHECK(vg_cost_learn_between(cost, 50000, 20000000, 10000, 40) == 50000 && cost->ns == 30000);
+    CHECK(vg_cost_start_value_of_graph(10) == 200000);
+    CHECK(vg_cost_start_value_of_graph(UINT64_MAX) == 1000000000u);
     for (uint64_t f = 1; f < 100000; f++) /* a full table is no error */
         vg_cost_get(f << 4, 1, 0);
+    CHECK(vg_work(65536, 65536, 1, 1024, 1, 1) == (uint64_t)1 << 42); /* beyond 32 bits */
+    CHECK(vg_work(2147483647, 65535, 65535, 1024, 1, 1) == UINT64_MAX);
     CHECK(vg_cost_start_value(132 * 2048, 132, 2048) == 20000);
     CHECK(vg_cost_start_value(UINT64_MAX, 0, 0) == 1000000000u);
 }
@@ -401,6 +420,72 @@ static void admission_settles_before_it_refuses(void) {
     CHECK(!vg_admit(&spaces[0], 0, 512, limit, settle) && settled == 1);
 }
 
+static void hold(struct vg_space *space, uint64_t bytes) {
+    CHECK(vg_admit(space, 0, bytes, limit, NULL));
+    vg_slot_add(space, 0, VG_KIND_DATA, bytes);
+}
+
+static void give(struct vg_space *space, uint64_t bytes) {
+    vg_slot_subtract(space, 0, VG_KIND_DATA, bytes);
+    vg_unreserve(space, 0, bytes);
+}
+
+static void *churn(void *argument) {
+    struct vg_space *const *here = argument;
+    for (int i = 0; i < 20000; i++) {
+        struct vg_space *space = here[i % 2 == 0 ? 0 : 1]; /* a call may begin in one and end in the other */
+        vg_reserve(space, 0, 4096);
+        vg_slot_add(space, 0, VG_KIND_DATA, 4096);
+        give(here[i % 3 == 0 ? 1 : 0], 4096);
+    }
+    return NULL;
+}
+
+/* Numbers go from one slot to another while threads still count in both: nothing is lost or counted twice. */
+static void moved_numbers(void) {
+    static struct vg_space spaces[2];
+    struct vg_space *both[] = {&spaces[0], &spaces[1]};
+    pthread_t threads[4];
+    open_spaces(spaces, 2);
+    hold(&spaces[0], 8192);
+    for (int i = 0; i < 4; i++)
+        CHECK(pthread_create(&threads[i], NULL, churn, both) == 0);
+    for (int i = 0; i < 1000; i++)
+        vg_slot_move(&spaces[0], &spaces[1]);
+    for (int i = 0; i < 4; i++)
+        pthread_join(threads[i], NULL);
+    vg_slot_move(&spaces[0], &spaces[1]);
+    CHECK(vg_own_bytes(&spaces[0], 0) == 0 && vg_own_bytes(&spaces[1], 0) == 8192);
+    CHECK(spaces[0].own_totals[0] == 0 && spaces[1].own_totals[0] == 8192);
+    CHECK(vg_slot_own_usage(&spaces[0], 0) == 0 && vg_slot_own_usage(&spaces[1], 0) == 8192);
+    CHECK(spaces[0].own->status == VG_SLOT_FREE && spaces[1].own->status == VG_SLOT_RUNNING);
+}
+
+/* What somebody else wrote over the own numbers takes nothing from admission, and is mended after two looks.
+ */
+static void numbers_written_over(void) {
+    static struct vg_space spaces[2];
+    open_spaces(spaces, 2);
+    hold(&spaces[1], limit / 2);
+    atomic_store(&spaces[1].own_totals[0], 0);
+    atomic_store(&spaces[1].own->used[0].data, 7);
+    atomic_store(&spaces[1].own->used[0].total, 0);
+    atomic_store(&spaces[1].own->status, VG_SLOT_FREE);
+    atomic_store(&spaces[1].extension->claimed[0], 0);
+    atomic_store(&spaces[0].region->proc_num, 0);
+    CHECK(!vg_admit(&spaces[1], 0, limit / 2 + 512, limit, NULL));
+    vg_slot_mend(&spaces[1]);
+    vg_slot_mend(&spaces[1]);
+    CHECK(spaces[1].own_totals[0] == limit / 2 && vg_slot_own_usage(&spaces[1], 0) == limit / 2);
+    CHECK(spaces[1].own->used[0].data == limit / 2 && spaces[1].own->status == VG_SLOT_RUNNING);
+    CHECK(vg_region_slots(spaces[0].region) == 2 && spaces[1].extension->claimed[0] == 2);
+    CHECK(!vg_admit(&spaces[0], 0, limit / 2 + 512, limit, NULL));
+    vg_slot_mend(&spaces[1]);
+    CHECK(spaces[1].own_totals[0] == limit / 2);
+    give(&spaces[1], limit / 2);
+    CHECK(vg_reserved_total(&spaces[0], 0) == 0);
+}
+
 static const struct {
     const char *name;
     void (*run)(void);
@@ -419,6 +504,8 @@ static const struct {
     {"admission_undecided", admission_undecided},
     {"without_ofd_locks", without_ofd_locks},
     {"admission_settles_before_it_refuses", admission_settles_before_it_refuses},
+    {"moved_numbers", moved_numbers},
+    {"numbers_written_over", numbers_written_over},
 };
 
 _Thread_local struct vg_thread_state vg_thread;

@@ -3,12 +3,15 @@
  * (cuGetProcAddress). */
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -32,6 +35,8 @@ extern int cuMemRelease(uint64_t);
 extern int cuMemAddressReserve(uint64_t *, size_t, size_t, uint64_t, uint64_t);
 extern int cuMemMap(uint64_t, size_t, size_t, uint64_t, uint64_t);
 extern int cuMemUnmap(uint64_t, size_t);
+extern int cuMemExportToShareableHandle(void *, uint64_t, int, uint64_t);
+extern int cuMemImportFromShareableHandle(uint64_t *, void *, int);
 extern int cuArrayCreate_v2(void **, const void *);
 extern int cuArrayDestroy(void *);
 extern int cuMemGetInfo_v2(size_t *, size_t *);
@@ -61,6 +66,8 @@ enum function {
     F_ADDRESS,
     F_MAP,
     F_UNMAP,
+    F_EXPORT,
+    F_IMPORT,
     F_ARRAY,
     F_ARRAY_DESTROY,
     F_INFO,
@@ -96,6 +103,10 @@ static struct {
     [F_ADDRESS] = {"cuMemAddressReserve", "cuMemAddressReserve", 10020, (void *)cuMemAddressReserve},
     [F_MAP] = {"cuMemMap", "cuMemMap", 10020, (void *)cuMemMap},
     [F_UNMAP] = {"cuMemUnmap", "cuMemUnmap", 10020, (void *)cuMemUnmap},
+    [F_EXPORT] = {"cuMemExportToShareableHandle", "cuMemExportToShareableHandle", 10020,
+                  (void *)cuMemExportToShareableHandle},
+    [F_IMPORT] = {"cuMemImportFromShareableHandle", "cuMemImportFromShareableHandle", 10020,
+                  (void *)cuMemImportFromShareableHandle},
     [F_ARRAY] = {"cuArrayCreate_v2", "cuArrayCreate", 3020, (void *)cuArrayCreate_v2},
     [F_ARRAY_DESTROY] = {"cuArrayDestroy", "cuArrayDestroy", 2000, (void *)cuArrayDestroy},
     [F_INFO] = {"cuMemGetInfo_v2", "cuMemGetInfo", 3020, (void *)cuMemGetInfo_v2},
@@ -193,6 +204,51 @@ static int churn(uint64_t milliseconds, uint64_t largest, uint64_t *refused) {
     return result;
 }
 
+static uint64_t now_ns(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
+
+/* How long this thread was ready to run while others had the cores, ns; 0: the kernel does not say. */
+static uint64_t without_core_ns(int schedstat) {
+    char text[96];
+    ssize_t length = pread(schedstat, text, sizeof text - 1, 0);
+    uint64_t waited = 0;
+    text[length > 0 ? length : 0] = '\0';
+    return sscanf(text, "%*u %" SCNu64, &waited) == 1 ? waited : 0;
+}
+
+static uint64_t longest_on_core_ns;
+
+/* Allocates and frees one block until the time is over; the longest that one call took, and how many were
+ * refused. `all_or_none`: 1: none may be refused, 2: all have to be; else the result is 1. The longest
+ * without the time in which no core was free for the call is kept aside. */
+static int slowest(uint64_t milliseconds, uint64_t bytes, uint64_t all_or_none, uint64_t *longest_ns,
+                   uint64_t *refused) {
+    uint64_t end = now_ns() + milliseconds * 1000000u;
+    int schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC), failed = 0;
+    longest_on_core_ns = 0;
+    for (uint64_t start = now_ns(), before = without_core_ns(schedstat), done; start < end && failed == 0;
+         start = done) {
+        uint64_t block;
+        int result = CALL(F_ALLOC, (uint64_t *, size_t), &block, bytes);
+        if (result == 0)
+            CALL(F_FREE, (uint64_t), block);
+        done = now_ns();
+        uint64_t after = without_core_ns(schedstat), took = done - start, off = after - before;
+        before = after;
+        if (took > *longest_ns)
+            *longest_ns = took;
+        if (took > off && took - off > longest_on_core_ns)
+            longest_on_core_ns = took - off;
+        *refused += result == 2;
+        failed = result != 0 && result != 2 ? result : all_or_none == (result == 0 ? 2 : 1);
+    }
+    close(schedstat);
+    return failed;
+}
+
 static struct {
     uint64_t milliseconds, largest;
     void *context;
@@ -264,6 +320,32 @@ static int in_child(uint64_t bytes) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
 }
 
+/* A child that makes a context of its own and stays until the parent has ended. The result of its calls, and
+ * its PID. */
+static int start_child(uint64_t *pid) {
+    int answer[2], result = -1;
+    void *context;
+    if (pipe(answer) != 0)
+        return -1;
+    fflush(stdout);
+    pid_t child = fork();
+    if (child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        result = CALL(F_INIT, (unsigned), 0);
+        if (result == 0)
+            result = CALL(F_RETAIN, (void **, int), &context, 0);
+        if (write(answer[1], &result, sizeof result) == sizeof result)
+            pause();
+        _exit(1);
+    }
+    close(answer[1]);
+    if (read(answer[0], &result, sizeof result) != sizeof result)
+        result = -1;
+    close(answer[0]);
+    *pid = (uint64_t)child;
+    return result;
+}
+
 static int obey(const char *command, uint64_t a, uint64_t b, uint64_t c, uint64_t *out, uint64_t *more) {
     void *pointer = NULL;
     size_t first = 0, second = 0;
@@ -303,6 +385,16 @@ static int obey(const char *command, uint64_t a, uint64_t b, uint64_t c, uint64_
             result = CALL(F_MAP, (uint64_t, size_t, size_t, uint64_t, uint64_t), *out, a, 0, b, 0);
     } else if (strcmp(command, "unmap") == 0) {
         result = CALL(F_UNMAP, (uint64_t, size_t), a, b);
+    } else if (strcmp(command, "export") == 0) {
+        int file = -1;
+        result = CALL(F_EXPORT, (void *, uint64_t, int, uint64_t), &file, a, 1, 0);
+        *out = (uint64_t)file;
+    } else if (strcmp(command, "import") == 0) { /* b: under another number, as if it had been sent around */
+        int file = b != 0 ? dup((int)a) : (int)a;
+        if (b != 0)
+            close((int)a);
+        result = CALL(F_IMPORT, (uint64_t *, void *, int), out, (void *)(intptr_t)file, 1);
+        close(file);
     } else if (strcmp(command, "array") == 0) {
         struct {
             size_t width, height;
@@ -332,16 +424,27 @@ static int obey(const char *command, uint64_t a, uint64_t b, uint64_t c, uint64_
         result = CALL(F_SYNC, (void), );
     } else if (strcmp(command, "churn") == 0) {
         result = churn(a, b, out);
+    } else if (strcmp(command, "slowest") == 0) {
+        result = slowest(a, b, c, out, more);
+    } else if (strcmp(command, "slowest-on-core") == 0) {
+        *out = longest_on_core_ns;
+        result = 0;
     } else if (strcmp(command, "threads") == 0) {
         result = in_threads(a, b, c);
     } else if (strcmp(command, "forkstorm") == 0) {
         result = fork_storm(a);
     } else if (strcmp(command, "fork") == 0) {
         result = in_child(a);
+    } else if (strcmp(command, "forkinit") == 0) {
+        result = start_child(out);
     } else if (strcmp(command, "closeall") == 0) {
         for (int fd = 3; fd < 4096; fd++)
             close(fd);
         result = 0;
+    } else if (strcmp(command, "closefile") == 0) {
+        result = close((int)a);
+    } else if (strcmp(command, "chroot") == 0) {
+        result = chroot("/usr");
     }
     return result;
 }

@@ -14,8 +14,6 @@ from click.decorators import FC
 
 from hami.cli.common import SWITCH, fail, node_process_options
 
-_STRATEGIES = ("envvar", "volume-mounts", "cdi-annotations", "cdi-cri")
-
 
 def _switch(
     *names: str, envvar: str | Sequence[str], text: str, default: bool | None = False
@@ -49,7 +47,11 @@ def _switch(
     help="Settings of single nodes, in JSON; need not exist.",
 )
 @click.option(
-    "--mig-strategy", envvar="MIG_STRATEGY", default="none", show_default=True, help="Only none so far."
+    "--mig-strategy",
+    envvar="MIG_STRATEGY",
+    default="none",
+    show_default=True,
+    help="How MIG devices that are there are offered: none, single or mixed.",
 )
 @_switch("--fail-on-init-error", envvar="FAIL_ON_INIT_ERROR", default=True, text="End when NVML is missing.")
 @click.option(
@@ -80,18 +82,18 @@ def _switch(
     envvar="DEVICE_LIST_STRATEGY",
     default=("envvar",),
     multiple=True,
-    help="envvar, volume-mounts; repeatable or a comma list.",
+    help="envvar, volume-mounts, cdi-annotations, cdi-cri; repeatable or a comma list.",
 )
 @click.option(
     "--device-id-strategy",
     envvar="DEVICE_ID_STRATEGY",
     default="uuid",
     show_default=True,
-    help="Only uuid so far.",
+    help="What the container runtime is told of cards: uuid or index.",
 )
-@_switch("--gdrcopy-enabled", envvar="GDRCOPY_ENABLED", text="Set NVIDIA_GDRCOPY in containers.")
-@_switch("--gds-enabled", envvar="GDS_ENABLED", text="Set NVIDIA_GDS in containers.")
-@_switch("--mofed-enabled", envvar="MOFED_ENABLED", text="Set NVIDIA_MOFED in containers.")
+@_switch("--gdrcopy-enabled", envvar="GDRCOPY_ENABLED", text="Give containers GDRCopy.")
+@_switch("--gds-enabled", envvar="GDS_ENABLED", text="Give containers GPUDirect Storage.")
+@_switch("--mofed-enabled", envvar="MOFED_ENABLED", text="Give containers the nodes of MOFED.")
 @click.option(
     "--kubelet-socket",
     envvar="KUBELET_SOCKET",
@@ -103,18 +105,30 @@ def _switch(
     envvar="DEVICE_DISCOVERY_STRATEGY",
     default="auto",
     show_default=True,
-    help="auto or nvml.",
+    help="auto, nvml, or tegra (a Tegra board registers no card).",
 )
-@click.option("--cdi-annotation-prefix", envvar="CDI_ANNOTATION_PREFIX", default="cdi.k8s.io/", hidden=True)
+@click.option(
+    "--cdi-annotation-prefix",
+    envvar="CDI_ANNOTATION_PREFIX",
+    default="cdi.k8s.io/",
+    show_default=True,
+    help="Prefix of the annotations of cdi-annotations.",
+)
 @click.option(
     "--nvidia-cdi-hook-path",
     "--nvidia-ctk-path",
     envvar=["NVIDIA_CDI_HOOK_PATH", "NVIDIA_CTK_PATH"],
     default="/usr/bin/nvidia-ctk",
-    hidden=True,
+    show_default=True,
+    help="nvidia-ctk or nvidia-cdi-hook on the host, which CDI documents name as hook.",
 )
-@click.option("--imex-channel-ids", envvar="IMEX_CHANNEL_IDS", default="", hidden=True)
-@_switch("--imex-required", envvar="IMEX_REQUIRED", text="Not available in this version.")
+@click.option(
+    "--imex-channel-ids",
+    envvar="IMEX_CHANNEL_IDS",
+    default="",
+    help="IMEX channels that containers get: 0, or none (default).",
+)
+@_switch("--imex-required", envvar="IMEX_REQUIRED", text="Do not serve without these IMEX channels.")
 @click.option("--node-name", envvar="NodeName", default=None, help="Overrides $NODE_NAME.")
 @click.option(
     "--device-split-count",
@@ -152,6 +166,11 @@ def _switch(
     show_default=True,
     help="Named to users whose pod was not scheduled by it.",
 )
+@click.option(
+    "--metrics-bind-address",
+    default="",
+    help="host:port of /metrics (the host PID broker's counters); empty: not served.",
+)
 @click.option("--host-root", default="", help="Keep all host paths below this directory (tests, demo).")
 @_switch("--limits-file", envvar="LIMITS_FILE", default=True, text="Mount a limits file into containers.")
 @click.option(
@@ -176,7 +195,7 @@ def command(context: click.Context, /, **flags: Any) -> None:
 
     setup_logging(level_from_verbosity(_number(flags["verbosity"])))
     try:
-        asyncio.run(run_device_plugin(_process_config(flags)))
+        asyncio.run(run_device_plugin(_process_config(_with_file_flags(context, flags))))
     except (HamiError, OSError) as error:
         fail("plugin.failed", error)
 
@@ -195,16 +214,41 @@ def version() -> None:
     click.echo(f"NVIDIA Device Plugin version: v{package_version('hami')}")
 
 
+def _with_file_flags(context: click.Context, flags: dict[str, Any]) -> dict[str, Any]:
+    """Flags and environment over ``flags`` and ``imex`` of the configuration file over defaults."""
+    import logging
+
+    from hami.node.plugin.file_flags import merged_flags, read_file_flags
+
+    if flags["config_file"] is None:
+        return flags
+    log = logging.getLogger(__name__)
+    found = read_file_flags(flags["config_file"])
+    for warning in found.warnings:
+        log.warning("config.without_effect", extra={"cause": warning})
+    default = click.core.ParameterSource.DEFAULT
+    merged, taken = merged_flags(
+        flags, lambda name: context.get_parameter_source(name) is default, found.values
+    )
+    if taken:
+        log.info("config.flags", extra={name: str(merged[name]) for name in taken})
+    return merged
+
+
 def _process_config(flags: dict[str, Any]) -> Any:
-    from hami.node.config import Overrides
+    from hami.node.config import Overrides, check_mig_strategy
     from hami.node.errors import SettingsError
     from hami.node.exact.mode import check_flags
     from hami.node.nvml import resolve_library
     from hami.node.paths import DEFAULT_HOOK_PATH, HostPaths
     from hami.node.plugin.health_rules import parse_rules
+    from hami.node.plugin.imex import parse_channels
     from hami.node.plugin.library import packaged_library
+    from hami.node.plugin.options import PluginOptions
+    from hami.node.plugin.platform import check_strategy
     from hami.node.plugin.process import ProcessConfig
-    from hami.node.plugin.service import PluginOptions
+    from hami.node.plugin.scores import parse_switch
+    from hami.node.plugin.strategies import check_id_strategy
     from hami.protocol import keys
     from hami.protocol.durations import parse_duration
     from hami.protocol.lock import DEFAULT_LOCK_TIMEOUT
@@ -218,13 +262,13 @@ def _process_config(flags: dict[str, Any]) -> Any:
         raise SettingsError(
             "the name of this node is missing: set $NODE_NAME (fieldRef spec.nodeName) or --node-name"
         )
-    _check_unsupported(flags)
-    if os.environ.get(keys.ENV_HOSTPID_BROKER) == "1":
-        raise SettingsError("LIBVGPU_HOSTPID_BROKER=1: the host PID broker is not available in this version")
     hook = os.environ.get(keys.ENV_HOOK_PATH) or DEFAULT_HOOK_PATH
     paths = HostPaths(flags["host_root"].rstrip("/"), hook.rstrip("/"), f"v{package_version('hami')}")
     kubelet_socket = paths.kubelet_socket(flags["kubelet_socket"])
     check_flags(flags["allocation_mode"], kubelet_socket)
+    check_id_strategy(flags["device_id_strategy"])
+    check_strategy(flags["device_discovery_strategy"])
+    check_mig_strategy(flags["mig_strategy"])
     expiry = os.environ.get(keys.ENV_NODELOCK_EXPIRE)
     return ProcessConfig(
         node_name=node_name,
@@ -236,6 +280,7 @@ def _process_config(flags: dict[str, Any]) -> Any:
             core_scaling=flags["device_cores_scaling"],
             disable_core_limit=flags["disable_core_limit"],
             resource_name=flags["resource_name"],
+            mig_strategy=None if flags["mig_strategy"] == "none" else flags["mig_strategy"],
         ),
         options=PluginOptions(
             paths=paths,
@@ -244,9 +289,17 @@ def _process_config(flags: dict[str, Any]) -> Any:
             rules=parse_rules(
                 os.environ.get("DP_DISABLE_HEALTHCHECKS", ""), os.environ.get("DP_ENABLE_HEALTHCHECKS", "")
             ),
+            recovery=_recovery(),
             fail_on_init_error=flags["fail_on_init_error"],
             pass_device_specs=flags["pass_device_specs"],
+            pair_scores=parse_switch(os.environ.get(keys.ENV_TOPOLOGY_SCORE, "")),
             dev_root=flags["dev_root"] or flags["nvidia_driver_root"],
+            by_index=flags["device_id_strategy"] == "index",
+            imex_channels=parse_channels(flags["imex_channel_ids"]),
+            imex_required=flags["imex_required"],
+            driver_root=flags["driver_root_ctr_path"],
+            driver_host_root=flags["nvidia_driver_root"],
+            cdi_hook=flags["nvidia_cdi_hook_path"],
         ),
         library=flags["library"] or (packaged_library() if packaged_library().exists() else None),
         nvml_library=resolve_library(flags["driver_root_ctr_path"]),
@@ -255,56 +308,44 @@ def _process_config(flags: dict[str, Any]) -> Any:
         kube_burst=flags["kube_burst"],
         allocation_mode=flags["allocation_mode"],
         scheduler_name=flags["scheduler_name"],
+        discovery=flags["device_discovery_strategy"],
+        metrics_address=flags["metrics_bind_address"],
     )
 
 
-def _check_unsupported(flags: dict[str, Any]) -> None:
-    """Refuse what would otherwise be a setting without an effect."""
-    from hami.node.errors import SettingsError
+def _recovery() -> Any:
+    from hami.node.plugin.recovery_rules import parse_recovery
     from hami.protocol import keys
+    from hami.protocol.durations import parse_duration
 
-    strategies = _strategies(flags)
-    unknown = [name for name in strategies if name not in _STRATEGIES]
-    if unknown:
-        raise SettingsError(
-            f"--device-list-strategy: unknown {', '.join(unknown)}; known are {', '.join(_STRATEGIES)}"
-        )
-    if any(name.startswith("cdi") for name in strategies):
-        raise SettingsError("CDI device list strategies are not available in this version; use envvar")
-    if flags["device_id_strategy"] != "uuid":
-        raise SettingsError("--device-id-strategy must be uuid")
-    if flags["mig_strategy"] != "none":
-        raise SettingsError("--mig-strategy must be none; static MIG is not available in this version")
-    if flags["device_discovery_strategy"] not in ("auto", "nvml"):
-        raise SettingsError("--device-discovery-strategy must be auto or nvml")
-    if flags["imex_channel_ids"] not in ("", "[]") or flags["imex_required"]:
-        raise SettingsError("IMEX channels are not available in this version")
-    if os.environ.get(keys.ENV_HEALTH_RECOVERY, "off") not in ("", "off"):
-        raise SettingsError(
-            f"{keys.ENV_HEALTH_RECOVERY} must be off; recovery is not available in this version"
-        )
-    if os.environ.get(keys.ENV_TOPOLOGY_SCORE) == "true":
-        raise SettingsError(f"{keys.ENV_TOPOLOGY_SCORE}=true: pair scores are not available in this version")
-
-
-def _strategies(flags: dict[str, Any]) -> list[str]:
-    return [
-        name.strip() for value in flags["device_list_strategy"] for name in value.split(",") if name.strip()
-    ]
+    quiet = os.environ.get(keys.ENV_HEALTH_QUIET_PERIOD, "")
+    return parse_recovery(
+        os.environ.get(keys.ENV_HEALTH_RECOVERY, ""),
+        os.environ.get(keys.ENV_HEALTH_TRANSIENT_XIDS, ""),
+        parse_duration(quiet) if quiet else None,
+    )
 
 
 def _delivery(flags: dict[str, Any]) -> Any:
+    from hami.node.cdi import kinds
+    from hami.node.hostpid.gate import gate_is_on
     from hami.node.plugin.answer import Delivery
+    from hami.node.plugin.strategies import VOLUME_MOUNTS, cdi_delivery, parse_strategies
     from hami.protocol import keys
 
     switches = {
-        keys.ENV_GDRCOPY: flags["gdrcopy_enabled"],
-        keys.ENV_GDS: flags["gds_enabled"],
-        keys.ENV_MOFED: flags["mofed_enabled"],
+        kinds.GDRCOPY: (keys.ENV_GDRCOPY, flags["gdrcopy_enabled"]),
+        kinds.GDS: (keys.ENV_GDS, flags["gds_enabled"]),
+        kinds.MOFED: (keys.ENV_MOFED, flags["mofed_enabled"]),
     }
+    strategies = parse_strategies(flags["device_list_strategy"])
+    extras = [kind for kind, (_, on) in switches.items() if on]
     return Delivery(
+        broker=gate_is_on(os.environ),
+        hostpid_node_lock=os.environ.get(keys.ENV_HOSTPID_NODE_LOCK) == "1",
         limits_file=flags["limits_file"],
-        volume_mounts="volume-mounts" in _strategies(flags),
-        extras={name: "enabled" for name, on in switches.items() if on},
+        volume_mounts=VOLUME_MOUNTS in strategies,
+        extras={switches[kind][0]: "enabled" for kind in extras},
         device_nodes={},
+        cdi=cdi_delivery(strategies, flags["cdi_annotation_prefix"], extras),
     )

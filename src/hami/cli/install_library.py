@@ -15,6 +15,8 @@ _NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM)
 def _advice(error: Exception) -> str:
     if isinstance(error, OSError) and error.errno in _NOT_WRITABLE:
         return "; set the chart value global.gpuHookPath to a folder of the host that can be written"
+    if isinstance(error, FileNotFoundError):
+        return "; a checkout has no packaged library: `make native` and --library build/native/libvgpu.so"
     return ""
 
 

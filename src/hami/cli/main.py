@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import click
 
@@ -14,11 +15,29 @@ _COMMANDS: dict[str, str] = {
     "device-plugin": "hami.cli.device_plugin",
     "install-library": "hami.cli.install_library",
     "monitor": "hami.cli.monitor",
+    "region": "hami.cli.region",
+    "explain": "hami.cli.explain",
+    "top": "hami.cli.top",
+    "simulate": "hami.cli.simulate",
+    "snapshot": "hami.cli.snapshot",
+    "preflight": "hami.cli.preflight",
+    "verify": "hami.cli.verify",
+    "cleanup": "hami.cli.cleanup",
+    "locks": "hami.cli.locks",
+    "support-bundle": "hami.cli.support_bundle",
+    "dashboard": "hami.cli.dashboard",
 }
 
 
 class _LazyGroup(click.Group):
     """A group that imports a subcommand's module only when the subcommand is used."""
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """As a plugin of kubectl the program is called by two words."""
+        name = "kubectl hami" if info_name == "kubectl-hami" else info_name
+        return super().make_context(name, args, parent, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
         return sorted(_COMMANDS)

@@ -93,14 +93,11 @@ def command(context: click.Context, /, **flags: Any) -> None:
 @command.command()
 def version() -> None:
     """Print version, revision, build date, runtime, compiler and platform."""
-    import platform
+    from hami.protocol.build import build_labels
 
-    click.echo(f"version: v{package_version('hami')}")
-    click.echo("revision: unknown")
-    click.echo("build date: unknown")
-    click.echo(f"runtime: python{platform.python_version()}")
-    click.echo(f"compiler: {platform.python_implementation().lower()}")
-    click.echo(f"platform: {platform.system().lower()}/{platform.machine()}")
+    names = {"build_date": "build date", "go_version": "runtime"}
+    for name, value in build_labels(package_version("hami")).items():
+        click.echo(f"{names.get(name, name)}: {value}")
 
 
 def _process_config(flags: dict[str, Any]) -> Any:

@@ -178,7 +178,8 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
     metavar="DURATION",
     default="28s",
     show_default=True,
-    help="How long members of a pod group wait for a locked node; 0: not at all.",
+    help="How long members of a pod group wait for a locked node, 25s at most, since kube-scheduler hangs up "
+    "after 30s; 0: not at all.",
 )
 @_bool_flag(
     "force-overwrite-default-scheduler",
@@ -190,7 +191,7 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
     "--leader-elect-resource-name", default="", help="Lease of kube-scheduler, whose holder is the leader."
 )
 @click.option("--leader-elect-resource-namespace", default="", help="Namespace of the Lease.")
-@_bool_flag("legacy-metrics", "false", "Also export the metric names of before 2.10.")
+@_bool_flag("legacy-metrics", "false", "Also export the metric names used before 2.9.")
 @click.option("--device-config-file", default="", metavar="FILE", help="device-config.yaml (required).")
 @click.option(
     "--reservation-timeout",
@@ -275,17 +276,19 @@ def _run(flags: dict[str, Any]) -> None:
     import uvloop
 
     from hami.kube.config import load_config
-    from hami.scheduler.edge.app import read_profiles, run_scheduler
+    from hami.scheduler.edge.app import run_scheduler
+    from hami.scheduler.edge.device_config import DeviceConfigFile
 
     settings = _settings(flags, dict(os.environ))
-    profiles = read_profiles(
+    source = DeviceConfigFile(
         settings.device_config_file,
         enable_ascend=settings.enable_ascend,
         enable_iluvatar=settings.enable_iluvatar,
     )
+    profiles = source.load()
     config = load_config()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(run_scheduler(settings, config, profiles))
+        runner.run(run_scheduler(settings, config, profiles, source))
 
 
 def _settings(flags: dict[str, Any], environ: dict[str, str]) -> SchedulerSettings:

@@ -73,7 +73,8 @@ class EventRecorder:
         self._component = component
         self._host = host
         self._clock = clock
-        self._queue: deque[_Event] = deque()
+        self._queues: OrderedDict[str, deque[_Event]] = OrderedDict()  # by namespace, the next one first
+        self._queued = 0
         self._ready = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -82,13 +83,20 @@ class EventRecorder:
         self._serial = 0
 
     def record(self, ref: ObjectRef, type_: EventType, reason: str, message: str) -> None:
-        """Queue an event; never blocks, never raises. When the queue is full the oldest one is dropped."""
-        if len(self._queue) >= _QUEUE:
-            self._queue.popleft()
+        """Queue an event; never blocks, never raises.
+
+        Namespaces take turns. When the queue is full the oldest event of the namespace with most of them is
+        dropped.
+        """
+        if self._queued >= _QUEUE:
+            max(self._queues.values(), key=len).popleft()
+            self._queued -= 1
             self.dropped += 1
         if len(message) > MAX_MESSAGE_CHARS:
             message = message[: MAX_MESSAGE_CHARS - 1] + "…"
-        self._queue.append(_Event(ref, type_, reason, message, self._clock()))
+        queue = self._queues.setdefault(ref.namespace, deque())
+        queue.append(_Event(ref, type_, reason, message, self._clock()))
+        self._queued += 1
         self._ready.set()
         self._idle.clear()
 
@@ -96,9 +104,9 @@ class EventRecorder:
         """Send queued events; failures are logged and the event is lost."""
         while True:
             await self._ready.wait()
-            while self._queue:
+            while self._queued:
                 await asyncio.sleep(self._bucket.reserve(time.monotonic()))
-                event = self._queue.popleft()
+                event = self._next()
                 try:
                     await self._send(event)
                 except (
@@ -109,6 +117,16 @@ class EventRecorder:
                     log.warning("event.lost", extra={"reason": event.reason, "cause": str(error)})
             self._ready.clear()
             self._idle.set()
+
+    def _next(self) -> _Event:
+        namespace, queue = next((key, queue) for key, queue in self._queues.items() if queue)
+        event = queue.popleft()
+        self._queued -= 1
+        if queue:
+            self._queues.move_to_end(namespace)
+        else:
+            del self._queues[namespace]
+        return event
 
     async def flush(self, timeout_s: float) -> None:
         """Wait until the queue is empty, at most ``timeout_s`` seconds (for an orderly end)."""

@@ -15,13 +15,15 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from sys import intern
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from hami.kube.bugs import BugLog
 from hami.kube.client import Client
 from hami.kube.errors import UNDECODABLE, ApiError, Gone, KubeError, Status, TransportError, error_from_status
-from hami.kube.operations import PAGE_SIZE, Page, Selection, fresh_version, list_pages
+from hami.kube.operations import PAGE_SIZE, Page, Selection, fresh_version, list_pages, read_ahead
 from hami.kube.ratelimit import Backoff
 from hami.kube.resources import Resource
 from hami.protocol.errors import HamiError
@@ -60,6 +62,19 @@ class Counters:
     failures: int = 0
 
 
+class Identity(Protocol):
+    """What tells an object and its version from others; as in ``metadata``."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def uid(self) -> str: ...
+    @property
+    def resource_version(self) -> str: ...
+
+
 class _Meta(msgspec.Struct, gc=False):
     name: str = ""
     namespace: str = ""
@@ -83,8 +98,7 @@ _status_decoder = msgspec.json.Decoder(Status, strict=False)
 _Key = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry(Generic[T]):
+class _Entry(msgspec.Struct, Generic[T], frozen=True, gc=False):
     uid: str
     resource_version: str
     value: T
@@ -97,6 +111,8 @@ class Informer(Generic[T]):
     ``msgspec.json.Decoder(View).decode``, or that followed by a reduction. An object it refuses with
     ``msgspec.DecodeError`` or ``HamiError`` is logged and counted; the value known before stays. ``keep``
     makes the value smaller before it is stored: ``on_update`` and ``on_delete`` get that as the old value.
+    ``identity`` tells which object a value is, where the value says so itself; else the object is decoded
+    once more for that.
     """
 
     def __init__(
@@ -108,17 +124,21 @@ class Informer(Generic[T]):
         selection: Selection | None = None,
         *,
         keep: Callable[[T], T] | None = None,
+        identity: Callable[[T], Identity] | None = None,
         page_size: int = PAGE_SIZE,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
+        bugs: BugLog | None = None,
     ) -> None:
         self.resource = resource
+        self._bugs = bugs or BugLog(log)
         self.counters = Counters()
         self.synced = asyncio.Event()
         self._client = client
         self._parse = parse
         self._handler = handler
         self._keep = keep or _whole
+        self._identity = identity
         self._selection = selection or Selection()
         self._page_size = page_size
         self._rng = rng or random.Random()  # noqa: S311 -- jitter, not a secret
@@ -130,6 +150,7 @@ class Informer(Generic[T]):
         self._relist = asyncio.Event()
         self._lists_started = 0
         self._newest_list_done = 0
+        self._also: Handler[T] | None = None
 
     @property
     def resource_version(self) -> str:
@@ -186,6 +207,23 @@ class Informer(Generic[T]):
             self._relist.set()
             await self._progress.wait_for(lambda: self._newest_list_done > started)
 
+    async def tell(self, handler: Handler[T]) -> None:
+        """Tell another handler of every object there is, and from now on, beside the first, of every change.
+
+        Returns once it knows all of them, from a list made for that; until then an object may be told of
+        more than once. On an object that is new to it ``on_update`` may be called. There is one such handler
+        at a time; ``tell_no_more`` ends it.
+        """
+        started = self._lists_started
+        self._also = handler
+        self._relist.set()
+        async with self._progress:
+            await self._progress.wait_for(lambda: self._newest_list_done > started)
+
+    def tell_no_more(self) -> None:
+        """End what ``tell`` has begun."""
+        self._also = None
+
     def absorb(self, page: Page) -> None:
         """Take over objects that were read by the way, unless the watch is past that read already.
 
@@ -216,14 +254,16 @@ class Informer(Generic[T]):
     async def _list_all(self) -> None:
         seen: set[_Key] = set()
         version = ""
-        async for page in list_pages(self._client, self.resource, self._selection, page_size=self._page_size):
-            version = page.resource_version
-            for position, raw in enumerate(page.items, 1):
-                key = self._apply(raw)
-                if key is not None:
-                    seen.add(key)
-                if position % _OBJECTS_PER_STEP == 0:
-                    await asyncio.sleep(0)
+        pages = list_pages(self._client, self.resource, self._selection, page_size=self._page_size)
+        async with contextlib.aclosing(read_ahead(pages)) as ahead:
+            async for page in ahead:
+                version = page.resource_version
+                for position, raw in enumerate(page.items, 1):
+                    key = self._apply(raw)
+                    if key is not None:
+                        seen.add(key)
+                    if position % _OBJECTS_PER_STEP == 0:
+                        await asyncio.sleep(0)
         for key in [key for key in self._entries if key not in seen]:
             self._remove(key)
         self._version = version
@@ -273,6 +313,7 @@ class Informer(Generic[T]):
         try:
             event = _event_decoder.decode(line)
         except UNDECODABLE as error:
+            self._version = ""  # a watch from the same version would meet the same line again
             raise TransportError(f"watch of {self.resource.plural}: not an event: {error}") from error
         self.counters.events += 1
         if event.type == "ERROR":
@@ -297,29 +338,50 @@ class Informer(Generic[T]):
             return None
 
     def _apply(self, raw: msgspec.Raw) -> _Key | None:
-        head = self._head(raw)
-        if head is None:
-            return None
-        meta = head.metadata
-        key = (meta.namespace, meta.name)
-        old = self._entries.get(key)
-        if old is not None and old.uid == meta.uid and old.resource_version == meta.resource_version:
-            return key
+        meta: Identity
+        if self._identity is None:
+            head = self._head(raw)
+            if head is None:
+                return None
+            meta = head.metadata
+            if self._also is None and self._is_known(meta):
+                return _key(meta)
         try:
             value = self._parse(raw)
         except (*UNDECODABLE, HamiError) as error:
-            self._refused(f"{meta.namespace}/{meta.name}", str(error))
+            return self._unreadable(raw, str(error))
+        if self._identity is not None:
+            meta = self._identity(value)
+            if not meta.name and self._head(raw) is None:
+                return None
+        key = _key(meta)
+        if self._is_known(meta):
+            if self._also is not None:
+                self._call(key, self._also.on_add, value)
             return key
+        old = self._entries.get(key)
         if old is not None and old.uid != meta.uid:
             self._remove(key)
             old = None
         self._entries[key] = _Entry(meta.uid, meta.resource_version, self._keep(value))
-        if old is None:
-            self._call(key, lambda: self._handler.on_add(value))
-        else:
-            before = old.value
-            self._call(key, lambda: self._handler.on_update(before, value))
+        for handler in self._handlers():
+            if old is None:
+                self._call(key, handler.on_add, value)
+            else:
+                self._call(key, handler.on_update, old.value, value)
         return key
+
+    def _is_known(self, meta: Identity) -> bool:
+        known = self._entries.get((meta.namespace, meta.name))
+        return known is not None and known.uid == meta.uid and known.resource_version == meta.resource_version
+
+    def _unreadable(self, raw: msgspec.Raw, reason: str) -> _Key | None:
+        """Log and count an object that cannot be parsed; its key, if it can be told."""
+        head = self._head(raw)
+        if head is None:
+            return None
+        self._refused(f"{head.metadata.namespace}/{head.metadata.name}", reason)
+        return _key(head.metadata)
 
     def _delete(self, meta: _Meta) -> None:
         key = (meta.namespace, meta.name)
@@ -330,15 +392,19 @@ class Informer(Generic[T]):
 
     def _remove(self, key: _Key) -> None:
         entry = self._entries.pop(key)
-        self._call(key, lambda: self._handler.on_delete(entry.value))
+        for handler in self._handlers():
+            self._call(key, handler.on_delete, entry.value)
 
-    def _call(self, key: _Key, callback: Callable[[], None]) -> None:
+    def _handlers(self) -> tuple[Handler[T], ...]:
+        return (self._handler,) if self._also is None else (self._handler, self._also)
+
+    def _call(self, key: _Key, callback: Callable[..., None], *values: Any) -> None:
         try:
-            callback()
-        except Exception:
+            callback(*values)
+        except Exception as error:
             self.counters.handler_errors += 1
-            log.exception(
-                "informer.handler_error", extra={"kind": self.resource.kind, "object": "/".join(key)}
+            self._bugs.note(
+                "informer.handler_error", error, kind=self.resource.kind, object="/".join(filter(None, key))
             )
 
     def _refused(self, name: str, reason: str) -> None:
@@ -346,6 +412,10 @@ class Informer(Generic[T]):
         log.warning(
             "informer.undecodable", extra={"kind": self.resource.kind, "object": name, "reason": reason}
         )
+
+
+def _key(meta: Identity) -> _Key:
+    return intern(meta.namespace), meta.name
 
 
 def _whole(value: T) -> T:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -49,7 +50,7 @@ class Page:
 
 async def list_pages(
     client: Client, resource: Resource, selection: Selection | None = None, *, page_size: int = PAGE_SIZE
-) -> AsyncIterator[Page]:
+) -> AsyncGenerator[Page, None]:
     """A quorum-read list in pages; the next page is requested only after this one was consumed.
 
     All pages belong to one version. Raises ``Gone`` when the list took longer than the server keeps that
@@ -83,6 +84,23 @@ async def list_pages(
         if token == query.get("continue"):
             raise DecodeError(f"the list of {resource.plural} does not go on: the same token came twice")
         query["continue"] = token
+
+
+async def read_ahead(pages: AsyncGenerator[Page, None]) -> AsyncGenerator[Page, None]:
+    """The same pages, each asked for while the one before is being consumed. Close it when ending early."""
+    following = asyncio.create_task(_next(pages))
+    try:
+        while (page := await following) is not None:
+            following = asyncio.create_task(_next(pages))
+            yield page
+    finally:
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+        await pages.aclose()
+
+
+async def _next(pages: AsyncGenerator[Page, None]) -> Page | None:
+    return await anext(pages, None)
 
 
 async def fresh_version(client: Client, resource: Resource, selection: Selection | None = None) -> str:

@@ -7,9 +7,10 @@ import base64
 import contextlib
 import os
 import shutil
+import socket
 import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -99,7 +100,7 @@ class ClusterConfig:
     monitor_args: Sequence[str] = ()
     webhook: bool = True
     monitor: bool = True
-    ready_timeout_s: float = 30.0
+    ready_timeout_s: float = 60.0
 
 
 @dataclass(slots=True)
@@ -135,7 +136,7 @@ class Cluster:
             self.directory = self._scratch.path
         else:
             self.directory = config.directory
-        self._ports: dict[str, int] = {}
+        self._ports: dict[str, socket.socket] = {}
         self._scheduler_url = ""
         self._authority_pem = b""
 
@@ -195,21 +196,24 @@ class Cluster:
 
     async def stop(self) -> None:
         """Stop everything; working files are removed if their folder was ours."""
-        if self.scheduler_loop is not None:
-            await self.scheduler_loop.stop()
-        await asyncio.gather(*(node.kubelet.stop() for node in self.nodes.values()))
         components = [self.scheduler] if self.scheduler is not None else []
         for node in self.nodes.values():
             components += [node.driver, node.plugin] + ([node.monitor] if node.monitor else [])
-        await asyncio.gather(*(component.stop() for component in components))
-        await self.api.stop()
-        if self._scratch is not None:
-            self._scratch.remove()
+        async with contextlib.AsyncExitStack() as stack:  # from the last to the first, whatever fails
+            if self._scratch is not None:
+                stack.callback(self._scratch.remove)
+            for held in self._ports.values():
+                stack.callback(held.close)
+            stack.push_async_callback(self.api.stop)
+            stack.push_async_callback(_all, [component.stop for component in components])
+            stack.push_async_callback(_all, [node.kubelet.stop for node in self.nodes.values()])
+            if self.scheduler_loop is not None:
+                stack.push_async_callback(self.scheduler_loop.stop)
 
     async def metrics(self, node: str) -> str:
         """The text of the monitor's ``/metrics`` on ``node``."""
         async with (
-            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10.0)) as session,
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=30.0)) as session,
             session.get(f"{self.nodes[node].metrics_url}/metrics") as answer,
         ):
             answer.raise_for_status()
@@ -282,7 +286,7 @@ class Cluster:
             monitor = Component(
                 name,
                 lambda: hami_command(
-                    "monitor", "--metrics-bind-address", f"127.0.0.1:{self._ports.get(name, 0)}",
+                    "monitor", "--metrics-bind-address", self._address(name),
                     "--host-root", str(root), *self.config.monitor_args,
                 ),
                 {**base, "HOOK_PATH": f"{HOOK_PATH}/vgpu"},
@@ -305,8 +309,8 @@ class Cluster:
         self.scheduler = Component(
             "scheduler",
             lambda: hami_command(
-                "scheduler", "--http_bind", f"127.0.0.1:{self._ports.get('extender', 0)}",
-                "--metrics-bind-address", f"127.0.0.1:{self._ports.get('scheduler-metrics', 0)}",
+                "scheduler", "--http_bind", self._address("extender"),
+                "--metrics-bind-address", self._address("scheduler-metrics"),
                 "--cert_file", str(certificate), "--key_file", str(key),
                 "--scheduler-name", SCHEDULER_NAME, "--device-config-file", str(device_config),
                 *self.config.scheduler_args,
@@ -316,13 +320,23 @@ class Cluster:
         )  # fmt: skip
         await self.scheduler.start()
         limit = self.config.ready_timeout_s
-        for server, name in (("extender", "extender"), ("metrics", "scheduler-metrics")):
-            line = await self.scheduler.wait_event("server.listening", limit, server=server)
-            self._ports[name] = int(line["port"])
-        self._scheduler_url = f"https://127.0.0.1:{self._ports['extender']}"
+        for server in ("extender", "metrics"):
+            await self.scheduler.wait_event("server.listening", limit, server=server)
+        self._scheduler_url = f"https://{self._address('extender')}"
         await self._until_answering(f"{self._scheduler_url}/readyz", self.scheduler)
         if self.config.webhook:
             await self._register_webhook()
+
+    def _address(self, name: str) -> str:
+        """Where the server of this name listens, also after a restart: the port is held for it, so that no
+        other program gets it while the server is down.
+        """
+        held = self._ports.get(name)
+        if held is None:
+            held = self._ports[name] = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{held.getsockname()[1]}"
 
     def _make_certificate(self) -> tuple[Path, Path]:
         now = time.time()
@@ -387,9 +401,8 @@ class Cluster:
             await asyncio.sleep(0.02)
         if node.monitor is not None:
             limit = self.config.ready_timeout_s
-            line = await node.monitor.wait_event("server.listening", limit, server="metrics")
-            self._ports[node.monitor.name] = int(line["port"])
-            node.metrics_url = f"http://127.0.0.1:{line['port']}"
+            await node.monitor.wait_event("server.listening", limit, server="metrics")
+            node.metrics_url = f"http://{self._address(node.monitor.name)}"
 
     async def _until_file(self, path: Path, component: Component) -> None:
         deadline = time.monotonic() + self.config.ready_timeout_s
@@ -410,6 +423,13 @@ class Cluster:
                 if not component.running or time.monotonic() > deadline:
                     raise component.error(f"{url} does not answer")
                 await asyncio.sleep(0.05)
+
+
+async def _all(actions: Sequence[Callable[[], Awaitable[None]]]) -> None:
+    """Do all at once, and raise the first error when each has ended."""
+    for result in await asyncio.gather(*(action() for action in actions), return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 def _exists(path: Path) -> bool:

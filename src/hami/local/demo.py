@@ -24,7 +24,7 @@ from hami.local.api.tables import pod_status
 from hami.local.cluster import Cluster, ClusterConfig, ClusterError, GpuNode
 
 NODE = "gpu-node-1"
-_STEP_LIMIT_S = 25.0
+_STEP_LIMIT_S = 60.0
 _ASKED_MIB = 6144
 _CORE_SAMPLES = 7
 _TABLE_WIDTH = 100

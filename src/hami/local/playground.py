@@ -34,6 +34,8 @@ async def run_playground(
         console.print("The cluster is open until you press Ctrl-C. In another terminal:")
         lines = [f"export KUBECONFIG={cluster.kubeconfig}", "kubectl get nodes"]
         lines += [f"curl {node.metrics_url}/metrics    # {name}" for name, node in cluster.nodes.items()]
+        urls = [f"--monitor-url {name}={node.metrics_url}/metrics" for name, node in cluster.nodes.items()]
+        lines.append(" ".join(("hami dashboard", *urls)))
         for line in lines:
             console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
         console.print(f"Logs of the components: {cluster.logs}", highlight=False, soft_wrap=True)

@@ -36,8 +36,12 @@ class Cluster(Protocol):
         """One pod, a quorum read; raises ``NotFound``."""
         ...
 
-    async def annotate_pod(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
-        """Merge annotations into that very pod (by UID); None removes a key."""
+    async def annotate_pod(
+        self, pod: Pod, annotations: Mapping[str, str | None], resource_version: str = ""
+    ) -> None:
+        """Merge annotations into that very pod (by UID); None removes a key. With ``resource_version`` only
+        if it has not changed since (``Conflict``).
+        """
         ...
 
     async def annotate_node(self, annotations: Mapping[str, str | None], resource_version: str = "") -> None:
@@ -75,13 +79,16 @@ class KubeCluster:
         raw = await self._client.get(PODS, name, msgspec.Raw, namespace=namespace, timeout_s=_TIMEOUT_S)
         return decode(raw, Pod)
 
-    async def annotate_pod(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+    async def annotate_pod(
+        self, pod: Pod, annotations: Mapping[str, str | None], resource_version: str = ""
+    ) -> None:
         await patch_metadata(
             self._client,
             PODS,
             pod.name,
             namespace=pod.namespace,
             annotations=annotations,
+            resource_version=resource_version,
             uid=pod.uid,
             timeout_s=_TIMEOUT_S,
         )

@@ -16,15 +16,48 @@ import msgspec
 import yaml
 
 from hami.node.errors import SettingsError
+from hami.protocol.mig import profile_problem
 
 MODES: Final = ("hami-core", "mig", "mps")
+MODE_MIG: Final = "mig"
+"""Instances are made for each pod (dynamic MIG)."""
+MIG_STRATEGIES: Final = ("none", "single", "mixed")
+"""How instances that an administrator made are offered (static MIG)."""
 MAX_CONFIG_BYTES: Final = 4 << 20
-_FOREIGN: Final = frozenset({"flags", "resources", "sharing", "imex"})
+_FOREIGN: Final = frozenset({"resources", "sharing"})
 _SPLIT_RANGE: Final = (1, 1000)
 _SCALING_MAX: Final = 100.0
 
 CorePolicy = Literal["", "default", "force", "disable"]
 ReservedEnv = Literal["warn", "deny", "ignore"]
+
+
+class MigAllowed(msgspec.Struct, frozen=True):
+    """MIG profiles for the cards whose NVML name contains one of ``models``."""
+
+    models: tuple[str, ...] = ()
+    profiles: tuple[str, ...] = ()
+
+
+class SharedResource(msgspec.Struct, frozen=True):
+    """How many pods share each device of a resource; at least 2."""
+
+    name: str
+    replicas: int
+
+
+class TimeSlicing(msgspec.Struct, frozen=True, rename="camel"):
+    """``sharing.timeSlicing`` of the device config: it counts for static MIG devices only."""
+
+    resources: tuple[SharedResource, ...] = ()
+    fail_requests_greater_than_one: bool = False
+
+    def replicas(self, resource: str) -> int:
+        """Replicas of each device of ``resource``, 0 where it is not shared."""
+        return next((item.replicas for item in self.resources if item.name == resource), 0)
+
+
+NOT_SHARED: Final = TimeSlicing()
 
 
 class NvidiaConfig(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
@@ -44,6 +77,7 @@ class NvidiaConfig(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     disable_core_limit: bool = False
     gpu_core_policy: CorePolicy = ""
     reserved_env: ReservedEnv = "warn"
+    mig_profile_allowlist: tuple[MigAllowed, ...] = ()
 
 
 class _Filter(msgspec.Struct, frozen=True):
@@ -89,13 +123,26 @@ class Settings:
     preferred_allocation: bool = False
     excluded_uuids: frozenset[str] = frozenset()
     excluded_indexes: frozenset[int] = frozenset()
+    mig_strategy: str = "none"
+    mig_allowlist: tuple[MigAllowed, ...] = ()
+    sharing: TimeSlicing = NOT_SHARED
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting that is not a default came from, for the log line at start."""
 
     @property
     def socket_name(self) -> str:
         """File name of the plugin's socket: ``nvidia-<name>.sock`` for ``<prefix>/<name>`` (WIRE)."""
-        return f"nvidia-{self.resource_name.rpartition('/')[2]}.sock"
+        return socket_name(self.resource_name)
+
+    @property
+    def is_dynamic_mig(self) -> bool:
+        """Whether MIG instances are made for each pod."""
+        return self.mode == MODE_MIG
+
+    @property
+    def is_static_mig(self) -> bool:
+        """Whether MIG instances that are there are offered."""
+        return self.mig_strategy != "none"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +154,18 @@ class Overrides:
     core_scaling: float | None = None
     disable_core_limit: bool | None = None
     resource_name: str | None = None
+    mig_strategy: str | None = None
+
+
+def socket_name(resource: str) -> str:
+    """File name of the socket of a resource: ``nvidia-<name>.sock`` for ``<prefix>/<name>`` (WIRE)."""
+    return f"nvidia-{resource.rpartition('/')[2]}.sock"
+
+
+def check_mig_strategy(name: str) -> None:
+    """Raises :class:`SettingsError` for an unknown one."""
+    if name not in MIG_STRATEGIES:
+        raise SettingsError(f"--mig-strategy {name!r} must be one of {', '.join(MIG_STRATEGIES)}")
 
 
 def parse_device_config(text: bytes) -> NvidiaConfig:
@@ -116,7 +175,7 @@ def parse_device_config(text: bytes) -> NvidiaConfig:
     The file may also carry ``version`` (``v1`` or absent) for NVIDIA's own plugin; any other version is an
     error.
     """
-    document = _yaml_mapping(text)
+    document = yaml_mapping(text)
     version = document.get("version", "v1")
     if version != "v1":
         raise SettingsError(f"device config: version {version!r} is not supported, only v1")
@@ -129,12 +188,33 @@ def parse_device_config(text: bytes) -> NvidiaConfig:
         raise SettingsError("device config: preConfiguredDeviceMemory must not be negative")
     if not config.resource_count_name.rpartition("/")[2]:
         raise SettingsError("device config: resourceCountName must not be empty")
+    _check_allowlist(config.mig_profile_allowlist)
     return config
 
 
-def foreign_sections(text: bytes) -> tuple[str, ...]:
-    """Sections for NVIDIA's own plugin in device-config.yaml that have no effect here, sorted."""
-    return tuple(sorted(_FOREIGN & _yaml_mapping(text).keys()))
+def parse_sharing(text: bytes) -> TimeSlicing:
+    """``sharing.timeSlicing`` of device-config.yaml. Raises :class:`SettingsError`."""
+    sharing = yaml_mapping(text).get("sharing")
+    slicing = sharing.get("timeSlicing") if isinstance(sharing, dict) else None
+    if slicing is None:
+        return NOT_SHARED
+    parsed = _convert(slicing, TimeSlicing, "device config, sharing.timeSlicing")
+    for item in parsed.resources:
+        if not 2 <= item.replicas <= _SPLIT_RANGE[1]:
+            raise SettingsError(
+                f"device config: sharing.timeSlicing of {item.name} has {item.replicas} replicas, "
+                f"it must be 2..{_SPLIT_RANGE[1]}"
+            )
+    return parsed
+
+
+def foreign_sections(text: bytes, mig_strategy: str = "none") -> tuple[str, ...]:
+    """Sections for NVIDIA's own plugin in device-config.yaml that have no effect here, sorted.
+
+    ``sharing`` has one for static MIG devices.
+    """
+    foreign = _FOREIGN if mig_strategy == "none" else _FOREIGN - {"sharing"}
+    return tuple(sorted(foreign & yaml_mapping(text).keys()))
 
 
 def parse_node_overrides(text: bytes, node_name: str) -> tuple[NodeOverride, ...]:
@@ -145,7 +225,7 @@ def parse_node_overrides(text: bytes, node_name: str) -> tuple[NodeOverride, ...
     """
     try:
         document = msgspec.json.decode(text)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SettingsError(f"node config: {error}") from error
     parsed = _convert(_lower_keys(document), _NodeConfig, "node config")
     entries = tuple(entry for entry in parsed.nodeconfig if entry.name == node_name)
@@ -158,7 +238,12 @@ def parse_node_overrides(text: bytes, node_name: str) -> tuple[NodeOverride, ...
     return entries
 
 
-def build_settings(config: NvidiaConfig, overrides: Sequence[NodeOverride], given: Overrides) -> Settings:
+def build_settings(
+    config: NvidiaConfig,
+    overrides: Sequence[NodeOverride],
+    given: Overrides,
+    sharing: TimeSlicing = NOT_SHARED,
+) -> Settings:
     """Combine the three sources. Raises :class:`SettingsError` for explicit values out of range."""
     sources: dict[str, str] = {}
     settings = Settings(
@@ -173,6 +258,8 @@ def build_settings(config: NvidiaConfig, overrides: Sequence[NodeOverride], give
         disable_core_limit=config.disable_core_limit,
         core_policy=config.gpu_core_policy or "default",
         reserved_env=config.reserved_env,
+        mig_allowlist=config.mig_profile_allowlist,
+        sharing=sharing,
         sources=sources,
     )
     for entry in overrides:
@@ -184,10 +271,18 @@ def build_settings(config: NvidiaConfig, overrides: Sequence[NodeOverride], give
         "core_scaling": given.core_scaling,
         "disable_core_limit": given.disable_core_limit,
         "resource_name": given.resource_name,
+        "mig_strategy": given.mig_strategy,
     }
     chosen = {name: value for name, value in explicit.items() if value is not None}
     sources.update(dict.fromkeys(chosen, "flag or environment"))
-    return replace(settings, **chosen)  # type: ignore[arg-type]
+    settings = replace(settings, **chosen)  # type: ignore[arg-type]
+    check_mig_strategy(settings.mig_strategy)
+    if settings.is_dynamic_mig and settings.is_static_mig:
+        raise SettingsError(
+            f"operatingmode mig makes MIG instances for each pod and --mig-strategy={settings.mig_strategy} "
+            "offers those that are there: a node can do one of them, set the other to hami-core or none"
+        )
+    return settings
 
 
 def _apply_override(settings: Settings, entry: NodeOverride, sources: dict[str, str]) -> Settings:
@@ -210,6 +305,16 @@ def _apply_override(settings: Settings, entry: NodeOverride, sources: dict[str, 
     return replace(settings, **chosen)
 
 
+def _check_allowlist(entries: Sequence[MigAllowed]) -> None:
+    for position, entry in enumerate(entries):
+        where = f"device config: migProfileAllowlist[{position}]"
+        if not entry.models or not entry.profiles:
+            raise SettingsError(f"{where} needs at least one model and one profile")
+        for profile in entry.profiles:
+            if problem := profile_problem(profile):
+                raise SettingsError(f"{where} names profile {profile!r}, {problem}")
+
+
 def _check_ranges(split: int | None, memory_scaling: float | None, core_scaling: float | None) -> None:
     if split is not None and not _SPLIT_RANGE[0] <= split <= _SPLIT_RANGE[1]:
         raise SettingsError(f"device split count {split} is outside {_SPLIT_RANGE[0]}..{_SPLIT_RANGE[1]}")
@@ -220,13 +325,16 @@ def _check_ranges(split: int | None, memory_scaling: float | None, core_scaling:
             )
 
 
-def _yaml_mapping(text: bytes) -> dict[str, Any]:
+def yaml_mapping(text: bytes) -> dict[str, Any]:
+    """device-config.yaml as a mapping. Raises :class:`SettingsError`."""
     if len(text) > MAX_CONFIG_BYTES:
         raise SettingsError(f"device config: longer than {MAX_CONFIG_BYTES} bytes")
     try:
         document = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise SettingsError(f"device config: not YAML: {error}") from error
+    except (LookupError, AttributeError) as error:  # what PyYAML raises for "!!bool x", "!!int ''"
+        raise SettingsError(f"device config: a value does not fit its tag: {error}") from error
     if not isinstance(document, dict):
         raise SettingsError("device config: a mapping is expected")
     return document
@@ -247,7 +355,8 @@ def _lower_keys(value: object, depth: int = 0) -> object:
         raise SettingsError("node config: nested too deeply")
     lower: Callable[[object], object] = lambda item: _lower_keys(item, depth + 1)  # noqa: E731
     if isinstance(value, dict):
-        return {str(key).lower(): lower(item) for key, item in value.items()}
+        # null is what HAMi's programs take for an absent key
+        return {str(key).lower(): lower(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [lower(item) for item in value]
     return value

@@ -25,6 +25,14 @@ class NvmlUnsupportedError(NvmlError):
     """The card does not have what was asked for (unified memory, MIG)."""
 
 
+class MigError(NodeError):
+    """A card cannot be divided by MIG as things are; the text says what to do."""
+
+
+class TopologyError(NodeError):
+    """What NVML shows of the links between cards gives no scores."""
+
+
 class UnsafePathError(NodeError):
     """A path on the host is not what it must be (a symlink, another owner, another type); nothing was
     changed.
@@ -44,3 +52,7 @@ class NoBindingPodError(NodeError):
 
 class AllocateError(NodeError):
     """An allocation cannot be answered; the text goes to kubelet and to the pod."""
+
+
+class SliceBusyError(AllocateError):
+    """The place of a MIG instance is still taken by one that goes as soon as nothing uses it."""

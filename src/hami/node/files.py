@@ -57,6 +57,51 @@ def ensure_directory(path: str, mode: int, owner: int) -> None:
             os.fchmod(descriptor, mode)
 
 
+def make_directory_at(parent: int, name: str, mode: int, owner: int, path: str) -> int:
+    """A descriptor of the directory ``name`` in ``parent``, made if absent: no symlink, of ``owner``, with
+    exactly ``mode``, and still the entry of that name after all was judged.
+
+    ``path`` names it in errors: :class:`UnsafePathError`, which says what was found and how to get rid of it,
+    or ``OSError``. A directory that is not right keeps its mode.
+    """
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(name, mode, dir_fd=parent)
+    try:
+        directory = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
+    except OSError as error:
+        with contextlib.suppress(FileNotFoundError):
+            _check_directory(os.stat(name, dir_fd=parent, follow_symlinks=False), path, owner)
+        raise OSError(error.errno, error.strerror, path) from error
+    try:
+        _check_directory(os.fstat(directory), path, owner)
+        os.fchmod(directory, mode)
+        _check_entry(directory, parent, name, mode, owner, path)
+    except BaseException:
+        os.close(directory)
+        raise
+    return directory
+
+
+def _check_entry(directory: int, parent: int, name: str, mode: int, owner: int, path: str) -> None:
+    opened, entry = os.fstat(directory), os.stat(name, dir_fd=parent, follow_symlinks=False)
+    for found in (opened, entry):
+        _check_directory(found, path, owner)
+        if stat.S_IMODE(found.st_mode) != mode:
+            raise UnsafePathError(f"{path} has mode {stat.S_IMODE(found.st_mode):04o}, not {mode:04o}")
+    if (opened.st_dev, opened.st_ino) != (entry.st_dev, entry.st_ino):
+        raise UnsafePathError(f"{path} was exchanged while it was prepared")
+
+
+def _check_directory(found: os.stat_result, path: str, owner: int) -> None:
+    is_directory = stat.S_ISDIR(found.st_mode)
+    if not is_directory or found.st_uid != owner:
+        raise UnsafePathError(
+            f"{path} is a {kind_name(found.st_mode)} of UID {found.st_uid} with mode "
+            f"{stat.S_IMODE(found.st_mode):04o}, expected a directory of UID {owner}; "
+            f"{f'move it away with: mv {path} {path}.old' if is_directory else f'remove it with: rm {path}'}"
+        )
+
+
 def require_regular(path: str) -> None:
     """Check, without following a symlink, that ``path`` is a regular file (:class:`UnsafePathError`)."""
     try:
@@ -106,15 +151,8 @@ def rewrite_file(directory: int, name: str, content: bytes) -> None:
 
     Raises ``FileNotFoundError``, :class:`UnsafePathError` for anything but a regular file, or ``OSError``.
     """
+    descriptor = open_regular(name, os.O_RDWR, dir_fd=directory)
     try:
-        descriptor = os.open(name, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise UnsafePathError(f"{name} is not a regular file") from error
-        raise
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UnsafePathError(f"{name} is not a regular file")
         if os.pread(descriptor, len(content) + 1, 0) != content:
             os.pwrite(descriptor, content, 0)
             os.ftruncate(descriptor, len(content))
@@ -122,21 +160,32 @@ def rewrite_file(directory: int, name: str, content: bytes) -> None:
         os.close(descriptor)
 
 
+def open_regular(path: str | Path, access: int, *, dir_fd: int | None = None) -> int:
+    """A descriptor of the regular file ``path`` that a workload may have made, not through a symlink.
+
+    Anything else is not opened at all: to open a device can start it, to open a FIFO lets its writer go on.
+    ``access`` is ``os.O_RDONLY`` or ``os.O_RDWR``. Raises ``OSError``, and :class:`UnsafePathError` for
+    anything but a regular file; somebody's lease on the file is a ``BlockingIOError``.
+    """
+    place = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+    try:
+        mode = os.fstat(place).st_mode
+        if not stat.S_ISREG(mode):
+            raise UnsafePathError(f"{path} is not a regular file: it is a {kind_name(mode)}")
+        return os.open(f"/proc/self/fd/{place}", access | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(place)
+
+
 def read_regular(path: str, max_bytes: int) -> bytes:
     """The whole regular file ``path``, not through a symlink.
 
     Raises :class:`UnsafePathError` when it is something else or longer than ``max_bytes``, or ``OSError``.
     """
+    descriptor = open_regular(path, os.O_RDONLY)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UnsafePathError(f"{path} is not a regular file: it is a symlink") from error
-        raise
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise UnsafePathError(f"{path} is not a regular file: it is a {kind_name(found.st_mode)}")
         pieces = bytearray()
         while len(pieces) <= max_bytes:
             piece = os.read(descriptor, min(1 << 20, max_bytes + 1 - len(pieces)))

@@ -18,6 +18,7 @@ from typing import Any, Final, Protocol, TypeVar
 import pynvml
 
 from hami.node.errors import NvmlError, NvmlUnsupportedError
+from hami.node.pci import sysfs_folder
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,6 +41,14 @@ _GONE: Final = frozenset(
     }
 )
 """Errors of the driver as a whole, after which a new session is opened. A lost card is none of them."""
+_UNKNOWN: Final = frozenset({pynvml.NVML_ERROR_NOT_SUPPORTED, pynvml.NVML_ERROR_FUNCTION_NOT_FOUND})
+"""What a driver says of a question that it does not know."""
+_NO_LINK: Final = _UNKNOWN | {pynvml.NVML_ERROR_INVALID_ARGUMENT}
+"""What a driver says of a link that a card does not have."""
+_NO_INSTANCE: Final = 0xFFFFFFFF
+"""What an event says of a MIG instance that it does not name."""
+_MAX_LINKS: Final = 64
+"""More links than any card has; NVML refuses those beyond the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +92,16 @@ class GpuSensors:
 
 
 @dataclass(frozen=True, slots=True)
+class NvLink:
+    """One enabled NVLink of a card: PCI bus id at its other end (empty: the card does not tell), and whether
+    that is a switch.
+    """
+
+    remote: str
+    to_switch: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessUse:
     """One sample of a process: PID as NVML names it, time in microseconds, percent 0..100 of the SMs."""
 
@@ -93,10 +112,15 @@ class ProcessUse:
 
 @dataclass(frozen=True, slots=True)
 class XidEvent:
-    """One XID of a card; ``uuid`` is empty where NVML did not say which card it was."""
+    """One XID of a card; ``uuid`` is empty where NVML did not say which card it was.
+
+    ``gpu_instance`` and ``compute_instance`` name the MIG instance, None where the event names none.
+    """
 
     uuid: str
     xid: int
+    gpu_instance: int | None = None
+    compute_instance: int | None = None
 
 
 class Nvml(Protocol):
@@ -120,6 +144,14 @@ class Nvml(Protocol):
 
     def processes(self, gpu: GpuIdentity, since_us: int) -> tuple[ProcessUse, ...]:
         """Samples of the processes on a card that are younger than the time stamp ``since_us``."""
+        ...
+
+    def nvlinks(self, gpu: GpuIdentity) -> tuple[NvLink, ...]:
+        """The enabled NVLinks of a card; none where it has no NVLink."""
+        ...
+
+    def common_ancestor(self, one: GpuIdentity, other: GpuIdentity) -> int | None:
+        """NVML's number of the closest part of the machine that two cards share, None where it knows none."""
         ...
 
     def close(self) -> None:
@@ -159,25 +191,25 @@ class NvmlSession:
         self._known: dict[int, GpuIdentity] = {}
 
     def gpus(self) -> tuple[GpuIdentity, ...]:
-        return self._call("list GPUs", self._gpus)
+        return self.call("list GPUs", self._gpus)
 
     def memory(self, gpu: GpuIdentity) -> GpuMemory:
         def query() -> GpuMemory:
-            info = pynvml.nvmlDeviceGetMemoryInfo(self._handle(gpu))
+            info = pynvml.nvmlDeviceGetMemoryInfo(self.handle(gpu))
             return GpuMemory(int(info.total), int(info.used))
 
-        return self._call(f"read the memory of GPU {gpu.index}", query)
+        return self.call(f"read the memory of GPU {gpu.index}", query)
 
     def utilization(self, gpu: GpuIdentity) -> GpuUtilization:
         def query() -> GpuUtilization:
-            rates = pynvml.nvmlDeviceGetUtilizationRates(self._handle(gpu))
+            rates = pynvml.nvmlDeviceGetUtilizationRates(self.handle(gpu))
             return GpuUtilization(int(rates.gpu), int(rates.memory))
 
-        return self._call(f"read the utilisation of GPU {gpu.index}", query)
+        return self.call(f"read the utilisation of GPU {gpu.index}", query)
 
     def sensors(self, gpu: GpuIdentity) -> GpuSensors:
         def query() -> GpuSensors:
-            handle = self._handle(gpu)
+            handle = self.handle(gpu)
             return GpuSensors(
                 _optional(
                     lambda: int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)), None
@@ -193,12 +225,12 @@ class NvmlSession:
                 ),
             )
 
-        return self._call(f"read the sensors of GPU {gpu.index}", query)
+        return self.call(f"read the sensors of GPU {gpu.index}", query)
 
     def processes(self, gpu: GpuIdentity, since_us: int) -> tuple[ProcessUse, ...]:
         def query() -> tuple[ProcessUse, ...]:
             try:
-                found = pynvml.nvmlDeviceGetProcessUtilization(self._handle(gpu), since_us)
+                found = pynvml.nvmlDeviceGetProcessUtilization(self.handle(gpu), since_us)
             except pynvml.NVMLError as error:
                 # The binding raises success when there is no room to ask for, that is: no sample.
                 if error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
@@ -208,14 +240,29 @@ class NvmlSession:
                 ProcessUse(int(item.pid), int(item.timeStamp), min(int(item.smUtil), 100)) for item in found
             )
 
-        return self._call(f"read the processes of GPU {gpu.index}", query)
+        return self.call(f"read the processes of GPU {gpu.index}", query)
+
+    def nvlinks(self, gpu: GpuIdentity) -> tuple[NvLink, ...]:
+        def query() -> tuple[NvLink, ...]:
+            handle = self.handle(gpu)
+            links = (_nvlink(handle, number) for number in range(_MAX_LINKS))
+            return tuple(link for link in links if link is not None)
+
+        return self.call(f"read the NVLinks of GPU {gpu.index}", query)
+
+    def common_ancestor(self, one: GpuIdentity, other: GpuIdentity) -> int | None:
+        def query() -> int | None:
+            pair = self.handle(one), self.handle(other)
+            return _answered(lambda: int(pynvml.nvmlDeviceGetTopologyCommonAncestor(*pair)), _UNKNOWN)
+
+        return self.call(f"read the common ancestor of GPUs {one.index} and {other.index}", query)
 
     def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
         """A source of XID events of ``gpus``, and the UUIDs of those that cannot be watched at all.
 
         A card that does not support events is watched by nothing but is not reported either.
         """
-        return self._call("watch for XID events", lambda: self._watch(gpus))
+        return self.call("watch for XID events", lambda: self._watch(gpus))
 
     def close(self) -> None:
         with self._lock:
@@ -265,7 +312,7 @@ class NvmlSession:
         unwatched = []
         for gpu in gpus:
             try:
-                handle = self._handle(gpu)
+                handle = self.handle(gpu)
                 supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
                 pynvml.nvmlDeviceRegisterEvents(handle, wanted & supported, events)
             except pynvml.NVMLError as error:
@@ -275,10 +322,15 @@ class NvmlSession:
                     unwatched.append(gpu.uuid)
         return _NvmlEvents(events), tuple(unwatched)
 
-    def _handle(self, gpu: GpuIdentity) -> Any:
+    def handle(self, gpu: GpuIdentity) -> Any:
+        """NVML's handle of a card, inside of :meth:`call`."""
         return pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid.encode())
 
-    def _call(self, what: str, query: Callable[[], T]) -> T:
+    def call(self, what: str, query: Callable[[], T]) -> T:
+        """Run ``query`` in the session, one at a time; ``what`` completes "cannot" in the error's text.
+
+        Raises :class:`NvmlError`.
+        """
         with self._lock:
             self._ensure_open()
             try:
@@ -318,7 +370,8 @@ class _NvmlEvents:
             log.info("health.other_event", extra={"type": int(data.eventType)})
             return None
         uuid = _optional(lambda: _text(pynvml.nvmlDeviceGetUUID(data.device)), "")
-        return XidEvent(uuid, int(data.eventData))
+        instances = (_instance_of(data, "gpuInstanceId"), _instance_of(data, "computeInstanceId"))
+        return XidEvent(uuid, int(data.eventData), *instances)
 
     def close(self) -> None:
         with contextlib.suppress(pynvml.NVMLError):
@@ -328,16 +381,27 @@ class _NvmlEvents:
 
 
 def numa_node(bus_id: str, sysfs: str = "/sys") -> int:
-    """NUMA node of a PCI device; 0 when unknown. One leading ``0000`` of NVML's eight-digit domain is
-    removed.
-    """
-    name = bus_id.lower()
-    if name.startswith("0000") and name.index(":") == 8:
-        name = name[4:]
+    """NUMA node of a PCI device; 0 when unknown."""
     try:
-        return max(int(Path(sysfs, "bus/pci/devices", name, "numa_node").read_text()), 0)
+        return max(int(Path(sysfs_folder(bus_id, sysfs), "numa_node").read_text()), 0)
     except (OSError, ValueError):
         return 0
+
+
+def _nvlink(handle: Any, number: int) -> NvLink | None:
+    """An enabled link, None where it is not enabled or not there."""
+    state = _answered(lambda: int(pynvml.nvmlDeviceGetNvLinkState(handle, number)), _NO_LINK)
+    if state != pynvml.NVML_FEATURE_ENABLED:
+        return None
+    remote = _answered(lambda: _text(pynvml.nvmlDeviceGetNvLinkRemotePciInfo(handle, number).busId), _NO_LINK)
+    kind = _answered(lambda: int(pynvml.nvmlDeviceGetNvLinkRemoteDeviceType(handle, number)), _NO_LINK)
+    return NvLink(remote or "", kind == pynvml.NVML_NVLINK_DEVICE_TYPE_SWITCH)
+
+
+def _instance_of(data: Any, field: str) -> int | None:
+    """The id of a MIG instance in an event, None for none."""
+    value = int(getattr(data, field, _NO_INSTANCE))
+    return None if value == _NO_INSTANCE else value
 
 
 def _text(value: str | bytes) -> str:
@@ -349,6 +413,16 @@ def _optional(query: Callable[[], T], default: D) -> T | D:
         return query()
     except pynvml.NVMLError:
         return default
+
+
+def _answered(query: Callable[[], T], no_answer: frozenset[int]) -> T | None:
+    """The answer, None for these errors."""
+    try:
+        return query()
+    except pynvml.NVMLError as error:
+        if error.value in no_answer:
+            return None
+        raise
 
 
 def _typed(what: str, error: pynvml.NVMLError) -> NvmlError:

@@ -8,6 +8,7 @@ positions matter.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from sys import intern
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -77,7 +78,7 @@ def decode_allocation(text: str) -> Allocation:
     if not segments[-1]:
         segments.pop()
     return tuple(
-        _decode_slot(position, segment) if segment else () for position, segment in enumerate(segments)
+        [_decode_slot(position, segment) if segment else () for position, segment in enumerate(segments)]
     )
 
 
@@ -142,7 +143,8 @@ def _decode_slot(position: int, segment: str) -> Slot:
         memory = _int32(fields[2], position, "memory")
         core = _int32(fields[3], position, "core")
         if fields[0]:
-            devices.append(ContainerDevice(fields[0], fields[1], memory, core))
+            # many pods name the same cards: one text of each is kept
+            devices.append(ContainerDevice(intern(fields[0]), intern(fields[1]), memory, core))
     return tuple(devices)
 
 

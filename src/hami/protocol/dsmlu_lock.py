@@ -14,6 +14,7 @@ import msgspec
 from hami.protocol.errors import TimestampError
 from hami.protocol.keys import CAMBRICON_LOCK
 from hami.protocol.lock import (
+    ATTEMPTS,
     Contention,
     Done,
     Failed,
@@ -56,10 +57,16 @@ class AcquireDsmlu(msgspec.Struct, frozen=True):
         match event:
             case NodeRead():
                 return self._judge(state, event, now)
+            case Patched() if state.phase is Phase.REMOVING:
+                again = msgspec.structs.replace(state, phase=Phase.READING, removals=state.removals + 1)
+                return again, (GetNode(),)
             case Patched():
                 return state, (Done(acquired=state.wanted),)
             case Slept():
                 return msgspec.structs.replace(state, phase=Phase.READING), (GetNode(),)
+            case PatchFailed(refused=True):
+                # Another scheduler's lock of the same second has the same text: it must not pass for ours.
+                return retry_step(msgspec.structs.replace(state, phase=Phase.READING), event.message)
             case ReadFailed() if state.attempt == 0:
                 return state, (Failed(event.message),)
             case ReadFailed() | PatchFailed():
@@ -74,9 +81,10 @@ class AcquireDsmlu(msgspec.Struct, frozen=True):
                 return state, (Done(acquired=state.unsettled),)
             seen = state.sight if state.sight and state.sight.text == read.lock else Sight(read.lock, now)
             state = msgspec.structs.replace(state, sight=seen)
-            if _age(read.lock, seen, now) <= TIMEOUT:
+            if _age(read.lock, seen, now) <= TIMEOUT or state.removals >= ATTEMPTS:
                 message = f"node {self.node} has been locked within 2 minutes"
                 return state, (Contention(message),)
+            return patch_step(state, Phase.REMOVING, None, KEY)
         return patch_step(state, Phase.SETTING, state.wanted, KEY)
 
 

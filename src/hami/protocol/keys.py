@@ -62,6 +62,7 @@ DEVICE_CORDON: Final = "hami.io/device-cordon"
 ALLOCATION_MODE: Final = "hami.io/allocation-mode"
 MODE_LOCK: Final = "lock"
 MODE_EXACT: Final = "exact"
+NODE_CONFIG_APPLIED: Final = "hami.io/node-config-applied"
 NVIDIA_PAIR_SCORES: Final = "hami.io/node-nvidia-score"
 INSTANCE_TYPE_LABEL: Final = "node.kubernetes.io/instance-type"
 
@@ -87,6 +88,7 @@ ENV_RECORD_KERNEL_INTERVAL: Final = "RECORD_KERNEL_INTERVAL"
 ENV_FAILURE_POLICY: Final = "VGPU_FAILURE_POLICY"
 ENV_CHARGE_RESIDUAL: Final = "VGPU_CHARGE_RESIDUAL"
 ENV_NVML_PROCESSES: Final = "VGPU_NVML_PROCESSES"
+ENV_HOSTPID_NODE_LOCK: Final = "VGPU_HOSTPID_NODE_LOCK"
 ENV_GDRCOPY: Final = "NVIDIA_GDRCOPY"
 ENV_GDS: Final = "NVIDIA_GDS"
 ENV_MOFED: Final = "NVIDIA_MOFED"
@@ -103,6 +105,8 @@ ENV_TOPOLOGY_SCORE: Final = "ENABLE_TOPOLOGY_SCORE"
 ENV_POD_NAME: Final = "POD_NAME"
 ENV_POD_NAMESPACE: Final = "POD_NAMESPACE"
 ENV_HEALTH_RECOVERY: Final = "HAMI_HEALTH_RECOVERY"
+ENV_HEALTH_TRANSIENT_XIDS: Final = "HAMI_HEALTH_TRANSIENT_XIDS"
+ENV_HEALTH_QUIET_PERIOD: Final = "HAMI_HEALTH_QUIET_PERIOD"
 
 
 def memory_limit_env(position: int) -> str:
@@ -133,6 +137,7 @@ class VendorKeys(msgspec.Struct, frozen=True):
 
 
 NVIDIA: Final = "NVIDIA"
+AMD: Final = "AMD"
 
 VENDOR_KEYS: Final[Mapping[str, VendorKeys]] = MappingProxyType(
     {
@@ -242,6 +247,11 @@ def ascend_extra_key(common_word: str) -> str:
     return f"huawei.com/{common_word}"
 
 
+ILUVATAR_ASSIGNED: Final = "iluvatar.ai/gpu-assigned"
+ILUVATAR_PREDICATE_TIME: Final = "iluvatar.ai/predicate-time"
+ILUVATAR_INDEX_PREFIX: Final = "iluvatar.ai/predicate-gpu-idx-"
+"""With the position of the container: the indices of its cards."""
+
 VENDOR_EXTRA_KEYS: Final[frozenset[str]] = frozenset(
     {
         "CAMBRICON_DSMLU_ASSIGNED",
@@ -260,6 +270,8 @@ VENDOR_EXTRA_KEYS: Final[frozenset[str]] = frozenset(
         "enflame.com/gcu-request-size",
         "assigned-containers",
         "BAIDU_COM_DEVICE_IDX",
+        ILUVATAR_ASSIGNED,
+        ILUVATAR_PREDICATE_TIME,
         "AWS_NEURON_IDS",
         "NEURON_ALLOC_TIME",
         "NEURON_ALLOCATED",

@@ -47,7 +47,7 @@ class LockOwner(msgspec.Struct, frozen=True):
 
 
 class LockValue(msgspec.Struct, frozen=True):
-    """A parsed lock value: when it was taken, and by whom (None: legacy form, or an empty owner)."""
+    """A parsed lock value: when it was taken, and by whom (None: legacy form, or no complete owner)."""
 
     time: float
     owner: LockOwner | None
@@ -68,7 +68,9 @@ def parse_lock(text: str) -> LockValue:
         time = parse_rfc3339(parts[0])
     except TimestampError as error:
         raise LockFormatError(f"malformed lock annotation: {error.message}") from None
-    owner = LockOwner(parts[1], parts[2]) if len(parts) == 3 and (parts[1] or parts[2]) else None
+    if len(parts) == 3 and bool(parts[1]) != bool(parts[2]):
+        raise LockFormatError("malformed lock annotation: half an owner")
+    owner = LockOwner(parts[1], parts[2]) if len(parts) == 3 and parts[1] else None
     return LockValue(time, owner)
 
 
@@ -174,6 +176,8 @@ class PatchFailed(msgspec.Struct, frozen=True):
     """The patch was refused (409) or its outcome is unknown."""
 
     message: str
+    refused: bool = False
+    """The server answered that the node has changed meanwhile: nothing was stored."""
 
 
 class Slept(msgspec.Struct, frozen=True):
@@ -222,9 +226,10 @@ class Acquire(msgspec.Struct, frozen=True):
     """Takes the lock of ``node`` for ``owner``.
 
     A lock is taken over when it is malformed, older than ``timeout`` seconds, or its holder is gone,
-    finished, bound to another node, or done with its allocation (decisions, row 29). A lock dated more than
-    five minutes ahead of our clock ages from the moment we first saw it: ``known`` is what an earlier run
-    remembered.
+    finished, bound to another node, or done with its allocation (decisions, row 29). A device plugin writes
+    that a pod is done just before it releases the lock: it is given a moment for that, once. A lock dated
+    more than five minutes ahead of our clock ages from the moment we first saw it: ``known`` is what an
+    earlier run remembered.
     """
 
     node: str
@@ -243,9 +248,13 @@ class Acquire(msgspec.Struct, frozen=True):
                 return self._judge(
                     msgspec.structs.replace(state, resource_version=event.resource_version), event, now
                 )
+            case PodRead() if not holder_is_done(event.pod, self.node):
+                return state, (self.contention(),)
+            case PodRead() if _is_answered(event.pod) and not state.stale:
+                waiting = msgspec.structs.replace(state, stale=state.text, phase=Phase.SLEEPING)
+                return waiting, (Sleep(FIRST_SLEEP, SLEEP_JITTER),)
             case PodRead():
-                stale = holder_is_done(event.pod, self.node)
-                return self._remove(state) if stale else (state, (self._contention(),))
+                return self._remove(state)
             case PodMissing():
                 return self._remove(state)
             case Patched() if state.phase is Phase.REMOVING:
@@ -286,15 +295,16 @@ class Acquire(msgspec.Struct, frozen=True):
         if expired:
             return self._remove(state)
         if value.owner is None or state.attempt:
-            return state, (self._contention(),)
+            return state, (self.contention(),)
         return state, (GetPod(value.owner),)
 
     def _remove(self, state: LockState) -> Step:
         if state.removals >= ATTEMPTS:  # somebody writes such locks faster than they can be removed
-            return state, (self._contention(),)
+            return state, (self.contention(),)
         return patch_step(msgspec.structs.replace(state, stale=state.text), Phase.REMOVING, None)
 
-    def _contention(self) -> Contention:
+    def contention(self) -> Contention:
+        """The end of a run that meets somebody else's lock."""
         limit = format_duration(self.timeout)
         return Contention(f"node {self.node} has been locked within {limit}: node lock contention")
 
@@ -342,11 +352,12 @@ class Release(msgspec.Struct, frozen=True):
 
 def holder_is_done(pod: Pod, node: str) -> bool:
     """Whether a lock holder no longer needs the lock of ``node``."""
-    return (
-        pod.is_finished
-        or pod.node_name not in ("", node)
-        or pod.annotations.get(BIND_PHASE) in (BIND_SUCCESS, BIND_FAILED)
-    )
+    return pod.is_finished or pod.node_name not in ("", node) or _is_answered(pod)
+
+
+def _is_answered(pod: Pod) -> bool:
+    """Whether the node's side has written its last word on the pod; it releases the lock next."""
+    return pod.annotations.get(BIND_PHASE) in (BIND_SUCCESS, BIND_FAILED)
 
 
 def patch_step(state: LockState, phase: Phase, value: str | None, key: str = NODE_LOCK) -> Step:

@@ -88,6 +88,24 @@ def encode_mig_reservations(reservations: Sequence[MigReservation]) -> str:
     return msgspec.json.encode(reservations).decode()
 
 
+def profile_problem(name: str) -> str:
+    """Why ``name`` cannot stand in the allow list of profiles, as the end of a sentence; "" if it can.
+
+    Only the slices before the dot select a profile, so what a suffix would mean cannot be expressed.
+    """
+    slices, dot, memory = name.partition(".")
+    if not (dot and slices.endswith("g") and slices[:-1].isascii() and slices[:-1].isdigit()):
+        return "it must look like 1g.10gb"
+    if not memory or "+" in memory or "." in memory:
+        return "it must not have +me or .gfx, which cannot be selected"
+    return ""
+
+
+def profile_word(name: str) -> str:
+    """What selects NVML's profile: ``1g`` of ``1g.10gb``; the rest is a label."""
+    return name.partition(".")[0]
+
+
 def overlap(a: MigPlacement, b: MigPlacement) -> bool:
     """Whether two placements on one card share a memory slice."""
     return a.start < b.start + b.size and b.start < a.start + a.size

@@ -14,8 +14,13 @@ _NAMES = {"uuid": "uuid", "score": "score"}
 
 
 def decode_pair_scores(text: str) -> dict[str, dict[str, int]]:
-    """Scores ``uuid -> uuid -> score``; a missing pair counts as 0. Raises :class:`PairScoreError`."""
+    """Scores ``uuid -> uuid -> score``; a missing pair counts as 0, ``null`` as nothing.
+
+    Raises :class:`PairScoreError`.
+    """
     plain = _json.load(text, PairScoreError, "pair score annotation")
+    if plain is None:
+        return {}
     if not isinstance(plain, list):
         raise PairScoreError("pair score annotation is no JSON array")
     return dict(_row(position, element) for position, element in enumerate(plain))
@@ -36,6 +41,7 @@ def _row(position: int, element: Any) -> tuple[str, dict[str, int]]:
         raise PairScoreError("not a text", f"$[{position}].uuid")
     if not isinstance(score, dict):
         raise PairScoreError("not an object", f"$[{position}].score")
+    score = {other: 0 if number is None else number for other, number in score.items()}
     for other, number in score.items():
         if type(number) is not int or abs(number) >= 2**63:
             raise PairScoreError("not an integer", f"$[{position}].score.{other}")

@@ -54,6 +54,13 @@ def value(quantity: Quantity) -> int:
 
 
 @lru_cache(maxsize=4096)
+def milli(quantity: Quantity) -> int:
+    """The quantity in thousandths, rounded up and cut to int64. Raises :class:`QuantityError`."""
+    number = _parse(_text(quantity))
+    return max(-INT64_MAX, min(INT64_MAX, _rounded(number, -3)))
+
+
+@lru_cache(maxsize=4096)
 def canonical(quantity: Quantity) -> str:
     """The text the API server would write: at most nano precision, the largest suffix without a fraction.
 

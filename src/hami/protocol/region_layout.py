@@ -87,6 +87,7 @@ ATTEMPT_MASK: Final = 511
 CHARGE_UNIT: Final = 512
 LOCK_HOST_PID: Final = 1073741824
 LOCK_REGION: Final = 1073741825
+LOCK_SEED: Final = 1073741826
 LOCK_ADMISSION: Final = 1073741840
 LOCK_LEADER: Final = 1073741856
 LOCK_SWEEP: Final = 1073741857
@@ -133,6 +134,8 @@ class V1Slot:
     used_data: Final = Number(24, "<Q", 16, 64)
     used_offset: Final = Number(32, "<Q", 16, 64)
     used_total: Final = Number(40, "<Q", 16, 64)
+    used_managed: Final = Number(48, "<Q", 16, 64)
+    used_residual: Final = Number(56, "<Q", 16, 64)
     monitorused: Final = Number(1032, "<Q", 16, 8)
     """NVML used memory, bytes"""
     util_decoder: Final = Number(1160, "<Q", 16, 48)
@@ -301,6 +304,10 @@ class Extension:
     next_event: Final = Number(48, "<Q", 1, 8)
     """events ever written"""
     library_version: Final = Text(64, 32, 1)
+    broker_answers: Final = Number(96, "<Q", 1, 8)
+    """processes whose host PID the broker told"""
+    broker_fallbacks: Final = Number(104, "<Q", 1, 8)
+    """processes that it did not, gate on"""
     slow: Final = Number(128, "<I", 16, 4)
     """not 0: slow path of admission"""
     claimed: Final = Number(192, "<Q", 16, 8)

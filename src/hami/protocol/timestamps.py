@@ -60,6 +60,11 @@ def format_handshake_dotted(now: float) -> str:
     return format_handshake(now).replace("-", ".")
 
 
+def nanoseconds(moment: datetime) -> str:
+    """Unix nanoseconds of an aware time, decimal, as several vendors' plugins read them."""
+    return str((moment - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000)
+
+
 def parse_handshake(text: str) -> float:
     """Unix seconds of ``YYYY-MM-DD HH:MM:SS`` or ``YYYY.MM.DD HH:MM:SS`` read as UTC."""
     match = _HANDSHAKE.fullmatch(text)

@@ -9,6 +9,7 @@ from hami.vendors.types import (
     Allocation,
     AnnotateContext,
     NodeBonus,
+    NodePolicy,
     PodInfo,
     ScoreContext,
     VendorProfile,
@@ -40,20 +41,26 @@ def read_allocation(p: VendorProfile, pod: PodInfo) -> Allocation:
     Only the allocated key counts, except for vendors whose node side may erase it. Surplus empty slots are
     dropped; devices beyond the pod's slots stay, in slots of their own. Raises `AllocationError`.
     """
-    rules = p.rules
-    text = pod.annotations.get(rules.allocated, "")
-    allocation = decode_allocation(text) if text else ()
-    if rules.rebuild == "longer_of_both_keys" and rules.to_allocate is not None:
-        other_text = pod.annotations.get(rules.to_allocate, "")
-        other = decode_allocation(other_text) if other_text else ()
-        if _devices(other) > _devices(allocation):
-            allocation = other
-    if not text and not any(allocation):
+    text = allocation_text(p, pod)
+    if not text:
         return ()
+    allocation = decode_allocation(text)
     slots = len(pod.shape.kinds)
-    allocation = allocation if any(allocation[slots:]) else fit_slots(allocation, slots)
+    if len(allocation) != slots and not any(allocation[slots:]):
+        allocation = fit_slots(allocation, slots)
     restored = p.restore(pod, allocation)
     return restored if any(restored) else ()
+
+
+def allocation_text(p: VendorProfile, pod: PodInfo) -> str:
+    """The text that says what the pod holds of this vendor, "" for none. Raises `AllocationError`."""
+    rules = p.rules
+    text = pod.annotations.get(rules.allocated, "")
+    if rules.rebuild == "longer_of_both_keys" and rules.to_allocate is not None:
+        other = pod.annotations.get(rules.to_allocate, "")
+        if _devices(decode_allocation(other)) > _devices(decode_allocation(text)):
+            return other
+    return text
 
 
 def placed_annotations(p: VendorProfile, pod: PodInfo) -> Mapping[str, str]:
@@ -66,9 +73,13 @@ def node_bonus(p: VendorProfile, ctx: ScoreContext) -> float:
     """What the vendor adds to the node's score; bonuses are higher-is-better, negated under spread."""
     if p.hooks.node_bonus is None:
         return 0.0
-    bonus: NodeBonus = p.hooks.node_bonus(ctx)
+    return added(p.hooks.node_bonus(ctx), ctx.policy)
+
+
+def added(bonus: NodeBonus, policy: NodePolicy) -> float:
+    """What a bonus adds to the score of a node under this node policy."""
     value = bonus.value * bonus.weight
-    return -value if ctx.policy == "spread" and bonus.higher_is_better else value
+    return -value if policy == "spread" and bonus.higher_is_better else value
 
 
 def _devices(allocation: Allocation) -> int:

@@ -31,7 +31,8 @@ class CodeTables(Protocol):
 class CardColumns(Protocol):
     """One entry per card of this vendor, NumPy, never written by the vendor side.
 
-    `node` is the caller's node number; `type`, `mode`, `id` are codes into `tables`.
+    `node` is the caller's node number; `type`, `mode`, `id` are codes into `tables`; `*_left` is what the
+    card has less what is used of it, negative where more is used than there is.
     """
 
     @property
@@ -48,6 +49,12 @@ class CardColumns(Protocol):
     def cores(self) -> IntArray: ...
     @property
     def usedcores(self) -> IntArray: ...
+    @property
+    def slots_left(self) -> IntArray: ...
+    @property
+    def mem_left(self) -> IntArray: ...
+    @property
+    def cores_left(self) -> IntArray: ...
     @property
     def healthy(self) -> BoolArray: ...
     @property
@@ -83,4 +90,4 @@ class VectorCheck:
     """One necessary condition on cards, in the order of the exact fit."""
 
     reason: str
-    passes: Callable[[CardColumns, VectorNeeds], BoolArray]  # one bool per card
+    passes: Callable[[CardColumns, VectorNeeds], BoolArray | None]  # one bool per card; None: all pass

@@ -8,29 +8,29 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any, Final
 
 import yaml
 
 from hami.protocol.errors import HamiError
-from hami.vendors import nvidia
-from hami.vendors.schema import BUILTIN, DeviceConfig, MigAllowlistEntry
+from hami.protocol.plain import problem_of
+from hami.vendors.config_rules import rule_problems, rule_warnings
+from hami.vendors.schema import BUILTIN, DeviceConfig
 from hami.vendors.types import VendorProfile
 
 __all__ = [
     "BUILTIN",
     "ConfigError",
     "DeviceConfig",
-    "built_words",
     "decode_config",
     "load_profiles",
     "parse_config",
 ]
 
 MAX_CONFIG_BYTES: Final = 1024 * 1024
-CORE_POLICIES: Final = ("", "default", "force", "disable")
 
 
 class ConfigError(HamiError):
@@ -49,6 +49,9 @@ def parse_config(text: str | bytes) -> DeviceConfig:
         document = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ConfigError([f"not YAML: {' '.join(str(error).split())}"]) from error
+    problem = problem_of(document)
+    if problem:
+        raise ConfigError([f"the file {problem}"])
     return decode_config(document)
 
 
@@ -70,41 +73,58 @@ def decode_config(document: object) -> DeviceConfig:
         warnings.append("nvidia.knownMigGeometries is no longer used and ignored; see migProfileAllowlist")
     reader = _Reader(problems)
     config: DeviceConfig = reader.read_struct(DeviceConfig, sections, "")
-    problems.extend(_rule_problems(config))
+    problems.extend(rule_problems(config))
     if not problems and config == DeviceConfig():
         problems.append("all configurations are empty")
     if problems:
         raise ConfigError(problems)
-    return dataclasses.replace(config, warnings=tuple(warnings))
+    return dataclasses.replace(config, warnings=(*warnings, *rule_warnings(config)))
 
 
 def load_profiles(
     config: DeviceConfig, *, enable_ascend: bool = False, enable_iluvatar: bool = False
 ) -> tuple[VendorProfile, ...]:
-    """The profiles of every configured vendor that this build has a module for, in vendor order (README 2.1).
+    """The profiles of every configured vendor, in vendor order (README 2.1), described ones last.
 
     A vendor without a count resource name never matches, so it gets no profile. The two flags admit the
     vendors of `vnpus` and `iluvatars`.
     """
-    del enable_ascend, enable_iluvatar  # no module for them is in `_BUILDERS`
-    profiles: list[VendorProfile] = []
-    for build in _BUILDERS.values():
-        profile = build(config)
-        if profile is not None:
-            profiles.append(profile)
-    return tuple(profiles)
+    admitted = {"vnpus": enable_ascend, "iluvatars": enable_iluvatar}
+    return tuple(
+        profile
+        for section, build in _builders().items()
+        if admitted.get(section, True)
+        for profile in build(config)
+        if profile.names.count
+    )
 
 
-def built_words() -> frozenset[str]:
-    """Common words of the vendors this build has a module for."""
-    return frozenset(_BUILDERS)
+_MODULES: Final[Mapping[str, str]] = types.MappingProxyType(
+    {
+        "nvidia": "nvidia",
+        "cambricon": "cambricon",
+        "hygon": "hygon",
+        "enflame": "enflame",
+        "mthreads": "mthreads",
+        "metax": "metax",
+        "kunlun": "kunlun",
+        "awsneuron": "awsneuron",
+        "amd": "amd",
+        "vastai": "vastai",
+        "biren": "biren",
+        "vnpus": "ascend",
+        "iluvatars": "iluvatar",
+        "profiles": "described",
+    }
+)
+"""Section -> module of this package, in vendor order; each module has a `build` as in `_builders`."""
 
 
-def _build_nvidia(config: DeviceConfig) -> VendorProfile | None:
-    return nvidia.build(config.nvidia) if config.nvidia.resource_count_name else None
-
-
-_BUILDERS: Final[Mapping[str, Callable[[DeviceConfig], VendorProfile | None]]] = {"NVIDIA": _build_nvidia}
+@cache
+def _builders() -> Mapping[str, Callable[[DeviceConfig], tuple[VendorProfile, ...]]]:
+    """Per section what makes its profiles, in vendor order; modules are read when the first one is asked."""
+    modules = {section: import_module(f"{__package__}.{name}") for section, name in _MODULES.items()}
+    return types.MappingProxyType({section: module.build for section, module in modules.items()})
 
 
 class _Reader:
@@ -142,7 +162,7 @@ class _Reader:
             if item.metadata["key"] == "libCudaLogLevel" and type(value) is int:
                 return str(value)
             return value if isinstance(value, str) else self._wrong(path, "text", value, "")
-        if hint is bool:
+        if hint in (bool, bool | None):
             return value if isinstance(value, bool) else self._wrong(path, "true or false", value, False)
         if hint is float:
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
@@ -174,61 +194,3 @@ def _kind(value: object) -> str:
     if isinstance(value, Mapping):
         return "a mapping"
     return "a list" if isinstance(value, list) else repr(value)[:60]
-
-
-# --- rules across keys ----------------------------------------------------------------------------------
-
-
-def _rule_problems(config: DeviceConfig) -> Iterator[str]:
-    if config.nvidia.core_policy not in CORE_POLICIES:
-        yield f"nvidia.gpuCorePolicy is {config.nvidia.core_policy!r}, it must be default, force or disable"
-    for position, entry in enumerate(config.nvidia.mig_allowlist):
-        yield from _allowlist_problems(entry, f"nvidia.migProfileAllowlist[{position}]")
-    if config.vnpus.memory_scope not in ("perCard", "total"):
-        yield f"vnpus.hamiCoreMemoryScope is {config.vnpus.memory_scope!r}, it must be perCard or total"
-    yield from _collisions(config)
-
-
-def _allowlist_problems(entry: MigAllowlistEntry, path: str) -> Iterator[str]:
-    if not entry.models:
-        yield f"{path}.models needs at least one model"
-    if not entry.profiles:
-        yield f"{path}.profiles needs at least one profile"
-    for position, profile in enumerate(entry.profiles):
-        slices, dot, memory = profile.partition(".")
-        if not (dot and slices.endswith("g") and slices[:-1].isascii() and slices[:-1].isdigit()):
-            yield f"{path}.profiles[{position}] is {profile!r}, it must look like 1g.10gb"
-        elif not memory or "+" in memory or "." in memory:
-            yield f"{path}.profiles[{position}] is {profile!r}: +me and .gfx cannot be selected"
-
-
-def _collisions(config: DeviceConfig) -> Iterator[str]:
-    """Two adapters must not share a common word (allocated keys follow from it) or a count resource."""
-    words: dict[str, str] = {}
-    names: dict[str, str] = {}
-    for path, word, name in _adapters(config):
-        for seen, value, what in ((words, word, "common word"), (names, name, "count resource")):
-            if value and seen.setdefault(value, path) != path:
-                yield f"{what} {value!r} is used by both {seen[value]} and {path}"
-
-
-def _adapters(config: DeviceConfig) -> Iterator[tuple[str, str, str]]:
-    """(path, common word, count resource) of every adapter the file describes."""
-    yield "nvidia", "NVIDIA", config.nvidia.resource_count_name
-    yield "cambricon", "MLU", config.cambricon.resource_count_name
-    yield "hygon", "DCU", config.hygon.resource_count_name
-    yield "enflame (whole card)", "GCU", config.enflame.resource_gcu_name
-    yield "enflame (DRS)", "Enflame", config.enflame.drs_name
-    yield "mthreads", "Mthreads", config.mthreads.resource_count_name
-    yield "metax (whole card)", "Metax-GPU", config.metax.resource_count_name
-    yield "metax (share)", "Metax-SGPU", config.metax.resource_vcount_name
-    yield "kunlun (whole card)", "kunlun", config.kunlun.resource_count_name
-    yield "kunlun (share)", "XPU", config.kunlun.resource_vcount_name
-    yield "awsneuron", "AWSNeuron", config.awsneuron.resource_count_name
-    yield "amd", "AMD", config.amd.resource_count_name
-    yield "vastai", "Vastai", config.vastai.resource_count_name
-    yield "biren", "Biren", config.biren.resource_count_name
-    for position, chip in enumerate(config.vnpus.chips):
-        yield f"vnpus.configs[{position}]", chip.common_word, chip.resource_count_name
-    for position, item in enumerate(config.iluvatars):
-        yield f"iluvatars[{position}]", item.common_word, item.resource_count_name

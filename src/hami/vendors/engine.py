@@ -4,6 +4,8 @@ from hami.vendors.annotate import annotations, node_bonus, pad, placed_annotatio
 from hami.vendors.discovery import node_devices, read_inventory, register_source
 from hami.vendors.fit import card_healthy, card_need, fit, refuse_all
 from hami.vendors.request import (
+    admission_warnings,
+    checked_request,
     container_request,
     containers_of,
     mutate_admission,
@@ -24,10 +26,12 @@ from hami.vendors.vector import (
 
 __all__ = [
     "AdmissionRejected",
+    "admission_warnings",
     "annotations",
     "card_healthy",
     "card_need",
     "card_reasons",
+    "checked_request",
     "container_request",
     "container_usage",
     "containers_of",

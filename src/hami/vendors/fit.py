@@ -37,6 +37,7 @@ from hami.vendors.types import (
 )
 from hami.vendors.usage import Held, quota_use
 
+_NO_SEPARATORS = str.maketrans(",:;", "___")  # they structure the allocation text
 MAX_CORES = 100  # percent: a larger request is read as a whole card
 
 
@@ -77,6 +78,7 @@ class _Fit:
 
     __slots__ = (
         "_checks",
+        "_collected",
         "_cordoned",
         "_ctx",
         "_has_quota",
@@ -104,6 +106,7 @@ class _Fit:
         )
         self._total_cores: dict[str, int] | None = None
         self._held: Held | None = None
+        self._collected: list[ContainerDevice] | None = None  # cards count with those collected before them
         self._total = len(ctx.candidates)
         self._reasons: dict[str, int] = {}
 
@@ -157,8 +160,16 @@ class _Fit:
     def _run_choosing(self) -> FitResult:
         """All eligible cards first, each once; the hook picks among them.
 
-        Bound to a NUMA node the group examined last is asked first: it is the one HAMi would take.
+        Where the quota has no room for what it picks, only cards that fit into it together are eligible.
         """
+        result = self._choose_among_eligible()
+        if result.devices is not None or not self._has_quota or QUOTA_NOT_FIT not in result.reasons:
+            return result
+        self._reasons, self._collected = {}, []
+        return self._choose_among_eligible()
+
+    def _choose_among_eligible(self) -> FitResult:
+        """Bound to a NUMA node the group examined last is asked first: it is the one HAMi would take."""
         if self._selection.numa_bound:
             groups = self._numa_groups()[::-1]
         else:
@@ -175,12 +186,17 @@ class _Fit:
 
     def _eligible(self, group: Sequence[Card]) -> list[Card]:
         eligible: list[Card] = []
+        collected = self._collected
         for card in group:
             device = self._device(card, ())
             if isinstance(device, str):
                 self._count(device)
-            else:
-                eligible.append(card)
+                continue
+            eligible.append(card)
+            if collected is not None:
+                collected.append(device)
+        if collected:
+            collected.clear()
         return eligible
 
     def _chosen(self, eligible: list[Card]) -> FitResult | Refused:
@@ -304,7 +320,7 @@ class _Fit:
         rules = p.rules
         return ContainerDevice(
             info.id,
-            info.type if rules.alloc_type == "device" else self._ctx.request.type,
+            info.type.translate(_NO_SEPARATORS) if rules.alloc_type == "device" else self._ctx.request.type,
             need.mem if rules.record_mem is None else rules.record_mem,
             need.cores,
             info.index,
@@ -320,8 +336,12 @@ class _Fit:
             self._held = Held(p, ctx.pod.shape, inits_finished=False)
             for slot in ctx.allocated:
                 self._held.append(slot)
-        candidate = ContainerDevice(card.info.id, ctx.request.type, need.mem, need.cores)
-        mem, cores = quota_use(p, self._held.total_with((*taken, candidate)), self._total_cores)
+        if p.hooks.charge is not None:
+            candidate = p.hooks.charge(ctx, card, need)
+        else:
+            candidate = ContainerDevice(card.info.id, ctx.request.type, need.mem, need.cores)
+        beside = (*(self._collected or ()), *taken, candidate)
+        mem, cores = quota_use(p, self._held.total_with(beside), self._total_cores)
         quota = ctx.quota
         return not (
             (quota.mem_left is not None and mem > quota.mem_left)

@@ -28,6 +28,13 @@ class Seen:
     source: Hashable  # `register_source`; None: nothing of this vendor on the node
     handshake: str | None  # value of the handshake annotation
     allocatable: int | None  # of the count resource; None: not reported
+    announced: bool = True  # by the vendor's register annotation: only then there is a handshake
+    text: str | None = None  # of that annotation, where the source is more than what the plugin writes
+
+    @property
+    def words(self) -> Hashable:
+        """What only the plugin changes."""
+        return self.source if self.text is None else self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +89,16 @@ class State:
 
 def seen(p: VendorProfile, node: NodeView) -> Seen:
     """What the machine looks at."""
-    handshake = node.annotations.get(p.rules.handshake) if p.rules.handshake else None
-    return Seen(register_source(p, node), handshake, node.allocatable.get(p.names.count))
+    rules = p.rules
+    source = register_source(p, node)
+    allocatable = p.names.reported_count(node.allocatable)
+    if allocatable is None and rules.health == "capacity":
+        allocatable = p.names.reported_count(node.capacity)
+    if source is not None and rules.register.key and rules.register.key not in node.annotations:
+        return Seen(source, None, allocatable, announced=False)
+    handshake = node.annotations.get(rules.handshake) if rules.handshake else None
+    text = node.annotations.get(rules.register.key) if p.names.also_counted else None
+    return Seen(source, handshake, allocatable, text=text)
 
 
 class Handshake:
@@ -113,7 +128,7 @@ class Handshake:
             return state, tuple(actions)
         if state.applied != now_seen.source:
             actions.append(Refresh())
-        if self._rules.handshake and REQUESTING not in (now_seen.handshake or ""):
+        if self._rules.handshake and now_seen.announced and REQUESTING not in (now_seen.handshake or ""):
             value = f"{REQUESTING}_{format_handshake(now)}"
             actions.append(PatchNode({self._rules.handshake: value}))
         return replace(state, applied=now_seen.source, dead=None), tuple(actions)
@@ -137,7 +152,7 @@ class Handshake:
     def _notice(self, state: State, now_seen: Seen, now: float, actions: list[Action]) -> State:
         value, before = now_seen.handshake, state.seen
         if before is not None:
-            if now_seen.source not in (None, before.source) and before.source is not None:
+            if now_seen.words not in (None, before.words) and before.words is not None:
                 state = replace(state, proof=now)
             if value == before.handshake:
                 return replace(state, seen=now_seen)

@@ -124,6 +124,15 @@ def understood(info: DeviceInfo, used: Usage) -> bool:
     return used.payload is None
 
 
+def why_closed(info: DeviceInfo, used: Usage) -> str:
+    """Why a pod with this use of the card closes it for others; "" when it does not."""
+    if understood(info, used):
+        return ""
+    if info.mode == MIG_MODE:
+        return f"the card is divided by MIG and {keys.MIG_ALLOCATIONS} of the pod names no slice of it"
+    return f"{keys.MIG_ALLOCATIONS} of the pod names slices of it, but the card is not divided by MIG"
+
+
 def repeatable(info: DeviceInfo) -> bool:
     """Whether one container may get several devices of the card."""
     return info.mode == MIG_MODE
@@ -195,8 +204,10 @@ def _by_size(profiles: tuple[MigProfile, ...]) -> tuple[MigProfile, ...]:
 
 @lru_cache(maxsize=256)
 def _in_order(profile: MigProfile) -> tuple[MigPlacement, ...]:
+    """What no annotation could name is left out: placements of no size, profiles without a name."""
     from_end = profile.name.startswith(("1g.", "3g."))
-    return tuple(sorted(profile.placements, key=lambda place: -place.start if from_end else place.start))
+    places = [place for place in profile.placements if place.size > 0 and profile.name]
+    return tuple(sorted(places, key=lambda place: -place.start if from_end else place.start))
 
 
 def _overlap(a: Interval, b: Interval) -> bool:
@@ -236,7 +247,8 @@ def restore(pod: PodInfo, allocation: Allocation) -> Allocation:
     card without one, to an entry of no size. An undecodable annotation counts as none: the devices stay
     without a slice. Ids of fixed-geometry MIG (HAMi <= 2.9) are read as their card.
     """
-    allocation = tuple(tuple(_without_legacy_id(device) for device in slot) for slot in allocation)
+    if any(device.uuid.endswith("]") for slot in allocation for device in slot):
+        allocation = tuple(tuple(_without_legacy_id(device) for device in slot) for slot in allocation)
     reservations = _reservations(pod.annotations.get(keys.MIG_ALLOCATIONS, ""))
     if not reservations:
         return allocation

@@ -1,9 +1,11 @@
 """NVIDIA cards: time-shared by libvgpu, or in MIG slices (nvidia-scheduling.md)."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from hami.protocol import keys, quantity
@@ -12,20 +14,20 @@ from hami.protocol.inventory import decode_csv, decode_json
 from hami.protocol.pair_scores import decode_pair_scores
 from hami.vendors import mig, topology
 from hami.vendors.columns import CardColumns, VectorNeeds
+from hami.vendors.fit import MAX_CORES
 from hami.vendors.request import (
     any_value,
     append_env,
     child,
-    cores_of,
-    count_of,
     integer,
     invalid,
     limit_of,
-    memory_of,
+    parse_standard,
+    request_of,
     resource_of,
     set_limit,
 )
-from hami.vendors.schema import NvidiaConfig
+from hami.vendors.schema import DeviceConfig, NvidiaConfig
 from hami.vendors.selection import select
 from hami.vendors.types import (
     NO_PERCENT,
@@ -50,8 +52,9 @@ PRIORITY: Final = "priority"
 _KEYS: Final = keys.VENDOR_KEYS[keys.NVIDIA]
 
 
-def build(config: NvidiaConfig) -> VendorProfile:
-    """The profile of this config section."""
+def build(device_config: DeviceConfig) -> tuple[VendorProfile, ...]:
+    """The profile of section `nvidia`."""
+    config = device_config.nvidia
     extra = {PERCENTAGE: config.resource_percentage_name, PRIORITY: config.resource_priority_name}
     names = ResourceNames(
         config.resource_count_name,
@@ -76,7 +79,7 @@ def build(config: NvidiaConfig) -> VendorProfile:
         numa_bind=keys.NVIDIA_NUMA_BIND,
         default_cores=config.default_cores,
     )
-    return VendorProfile(
+    profile = VendorProfile(
         keys.NVIDIA,
         names,
         rules,
@@ -86,9 +89,11 @@ def build(config: NvidiaConfig) -> VendorProfile:
         mig.MigAlgebra(),
         hooks=Hooks(
             admit=partial(admit, config),
+            advise=advise,
             parse=partial(parse, config),
             discover=discover,
             healthy=mig.understood,
+            why_closed=mig.why_closed,
             device_rule=mig.device_rule,
             choose=topology.choose,
             choose_when=topology.wanted,
@@ -101,6 +106,7 @@ def build(config: NvidiaConfig) -> VendorProfile:
         restore=mig.restore,
         placed_annotations=(keys.MIG_ALLOCATIONS,),
     )
+    return (profile,)
 
 
 # --- admission and requests -----------------------------------------------------------------------------
@@ -139,13 +145,22 @@ def admit(
     return uses
 
 
+def advise(container: Mapping[str, Any], request: ContainerRequest, p: VendorProfile) -> list[str]:
+    """A container that asks for more than a whole card gets a whole card."""
+    if request.cores <= MAX_CORES:
+        return []
+    what = f"{p.names.cores} {request.cores} in container {container.get('name')}"
+    return [f"{what} acts as {MAX_CORES}, one whole card; ask for more cards with {p.names.count}"]
+
+
 def _default_count(config: NvidiaConfig, container: dict[str, Any], p: VendorProfile) -> bool:
     names = p.names
     if limit_of(container, names.count) is not None:
         return True
     sizes = [limit_of(container, name) for name in (names.memory, names.extra.get(PERCENTAGE, ""))]
     cores = limit_of(container, names.cores)
-    if resource_of(container, names.count) is not None and sizes == [None, None] and integer(cores) == 100:
+    ours = integer(cores) == 100 and sizes == [None, None] and request_of(container, names.cores) is None
+    if ours and request_of(container, names.count) is not None:
         return True  # a count among the requests, with our own exclusive default: nothing more to do
     if config.default_count <= 0 or (cores is None and sizes == [None, None]):
         return False
@@ -177,28 +192,18 @@ def parse(
     config: NvidiaConfig, raw: RawRequest, _annotations: Mapping[str, str], p: VendorProfile
 ) -> ContainerRequest | None:
     """Count, MiB per card or percent of it, percent of cores; memory wins where both are given."""
-    names = p.names
-    if raw.count is None:
+    request = parse_standard(p, raw)
+    if request is None:
         return None
-    nums = count_of(names.count, raw.count, raw.container)
-    memory = 0
-    if raw.memory is not None:
-        memory = memory_of(names.memory, raw.memory, names.memory_factor, raw.container)
-    percent = NO_PERCENT
     wanted = raw.extra.get(PERCENTAGE)
-    if wanted is not None:
-        number = integer(wanted)
-        if number is not None and number > 0:
-            percent = min(number, 100)
-    if percent == NO_PERCENT and memory == 0:
-        if config.default_memory:
-            memory = config.default_memory
-        else:
-            percent = 100
-    cores = config.default_cores
-    if raw.cores is not None:
-        cores = cores_of(names.cores, raw.cores, raw.container)
-    return ContainerRequest(nums, p.common_word, memory, percent, cores)
+    number = None if wanted is None else integer(wanted)
+    if number is not None and number > 0:
+        return replace(request, mem_percent=min(number, 100))
+    if request.memreq:
+        return replace(request, mem_percent=NO_PERCENT)
+    if config.default_memory:
+        return replace(request, memreq=config.default_memory, mem_percent=NO_PERCENT)
+    return request
 
 
 # --- node data ------------------------------------------------------------------------------------------
@@ -232,21 +237,7 @@ def _is_legacy(text: str) -> bool:
 def _with_scores(device: DeviceInfo, scores: Mapping[str, int] | None) -> DeviceInfo:
     if scores is None:
         return device
-    custom = {**device.custom, topology.SCORES: scores}
-    return DeviceInfo(
-        device.id,
-        device.index,
-        device.count,
-        device.devmem,
-        device.devcore,
-        device.type,
-        device.numa,
-        device.health,
-        device.mode,
-        device.vendor,
-        custom,
-        device.mig_profiles,
-    )
+    return msgspec.structs.replace(device, custom={**device.custom, topology.SCORES: scores})
 
 
 # --- vector side ----------------------------------------------------------------------------------------
@@ -261,7 +252,7 @@ def vector_needs(
     if not is_mig.any() or not select(p.rules, pod.annotations).allows_mode(mig.MIG_MODE):
         return needs
     cards = is_mig[columns.mode]
-    free = np.maximum(columns.slots - columns.used, 0)
+    free = np.maximum(columns.slots_left, 0)
     return VectorNeeds(
         needs.cards,
         needs.slots,

@@ -4,12 +4,12 @@ R14).
 Both read canonical quantities, so what admission accepted is what the filter accounts for.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from hami.protocol import quantity
 from hami.protocol.errors import QuantityError
+from hami.protocol.members import NO_MEMBERS, map_of, objects_of
 from hami.vendors.types import (
     INT32_MAX,
     AdmissionRejected,
@@ -22,8 +22,9 @@ from hami.vendors.types import (
     VendorProfile,
 )
 
-_EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
-_MAPPINGS: Final = (dict, Mapping)  # plain ones are recognised fast
+PERCENT: Final = "must be an integer between 0 and 100, percent of one card"
+WHOLE_CARD: Final = 100
+"""Percent of a card's cores."""
 
 
 def mutate_admission(
@@ -40,8 +41,77 @@ def mutate_admission(
     else:
         uses = bool(p.names.count) and limit_of(container, p.names.count) is not None
     if uses:
-        container_request(p, container, pod)  # what the filter would refuse is denied here
+        request = checked_request(p, container, pod)  # what the filter would refuse is denied here
+        if request is not None and not p.rules.allow_unsupported:
+            _deny_further_containers(p, container, pod)
     return uses
+
+
+def admission_warnings(
+    p: VendorProfile, container: Mapping[str, Any], pod: Mapping[str, Any]
+) -> Sequence[str]:
+    """What the user should know of an admitted container's request. Raises `AdmissionRejected`."""
+    if p.hooks.advise is None:
+        return ()
+    request = container_request(p, container, pod)
+    return () if request is None else p.hooks.advise(container, request, p)
+
+
+def _deny_further_containers(p: VendorProfile, container: Mapping[str, Any], pod: Mapping[str, Any]) -> None:
+    """Raise `AdmissionRejected` for a container that this vendor's node plugin cannot serve beside others
+    (R14, D13). At filter time such pods are placed, as HAMi places them.
+    """
+    rules, names, who = p.rules, p.names, container.get("name")
+    if rules.containers == "any":
+        return
+    spec = map_of(pod, "spec")
+    if rules.containers == "one_regular" and any(
+        one is container for one in objects_of(spec, "initContainers")
+    ):
+        raise AdmissionRejected(
+            f"init container {who} asks for {names.count}: the device plugin serves regular containers only"
+        )
+    read = limit_of if rules.lookup == "limits_only" else resource_of
+    first = next((one for one in containers_of(pod) if read(one, names.count) is not None), container)
+    if first is not container:
+        raise AdmissionRejected(
+            f"containers {first.get('name')} and {who} both ask for {names.count}: the device plugin serves "
+            "one container of a pod"
+        )
+
+
+def checked_request(
+    p: VendorProfile, container: Mapping[str, Any], pod: Mapping[str, Any]
+) -> ContainerRequest | None:
+    """The container's request, as `container_request`, if the vendor's node side can serve it in this pod.
+
+    Asked at admission, and again at filter time of pods that may have come past the webhook. Raises
+    `AdmissionRejected`.
+    """
+    raw = read_resources(p, container)
+    if raw is None:
+        return None
+    request = _parsed(p, raw, pod)
+    if p.hooks.check is not None:
+        p.hooks.check(container, request, pod, p)
+    if request is not None and p.rules.slices_one_card and not p.rules.allow_unsupported:
+        _deny_shares_of_several(p, request, container)
+    return request
+
+
+def _deny_shares_of_several(
+    p: VendorProfile, request: ContainerRequest, container: Mapping[str, Any]
+) -> None:
+    names = p.names
+    share = request.cores < WHOLE_CARD and resource_of(container, names.cores) is not None
+    if request.nums == 1 or not (request.memreq or share):
+        return
+    shares = " and ".join(name for name in (names.memory, names.cores) if name)
+    raise AdmissionRejected(
+        f"container {container.get('name')} asks for {request.nums} {names.count} with a share of each, but "
+        f"the device plugin gives shares of one card only: ask for one card, or for whole cards without "
+        f"{shares}"
+    )
 
 
 def container_request(
@@ -53,8 +123,10 @@ def container_request(
     filter time it fails every node.
     """
     raw = read_resources(p, container)
-    if raw is None:
-        return None
+    return None if raw is None else _parsed(p, raw, pod)
+
+
+def _parsed(p: VendorProfile, raw: RawRequest, pod: Mapping[str, Any]) -> ContainerRequest | None:
     if p.hooks.parse is not None:
         return p.hooks.parse(raw, annotations_of(pod), p)
     return parse_standard(p, raw)
@@ -78,9 +150,9 @@ def parse_standard(p: VendorProfile, raw: RawRequest) -> ContainerRequest | None
 
 def read_resources(p: VendorProfile, container: Mapping[str, Any]) -> RawRequest | None:
     """The quantities the container names of this vendor, or None when there is none at all."""
-    resources = _mapping(container, "resources")
-    limits = _mapping(resources, "limits")
-    requests = _mapping(resources, "requests") if p.rules.lookup == "limits_then_requests" else _EMPTY
+    resources = map_of(container, "resources")
+    limits = map_of(resources, "limits")
+    requests = map_of(resources, "requests") if p.rules.lookup == "limits_then_requests" else NO_MEMBERS
     if not limits and not requests:
         return None
     names = p.names
@@ -93,6 +165,9 @@ def read_resources(p: VendorProfile, container: Mapping[str, Any]) -> RawRequest
 
     count, memory, cores = read(names.count), read(names.memory), read(names.cores)
     extra = {word: found for word, name in names.extra.items() if (found := read(name)) is not None}
+    for name in names.also_counted:
+        if (found := read(name)) is not None:
+            extra[name] = found
     if count is None and memory is None and cores is None and not extra:
         return None
     return RawRequest(count, memory, cores, extra, str(container.get("name", "")))
@@ -131,11 +206,11 @@ def memory_of(name: str, text: Any, factor: int, container: str) -> int:
     return number * factor
 
 
-def cores_of(name: str, text: Any, container: str) -> int:
-    """A core request, 0..int32. Raises `AdmissionRejected`."""
+def cores_of(name: str, text: Any, container: str, rule: str = PERCENT) -> int:
+    """A core request, 0..int32; `rule` says what is accepted. Raises `AdmissionRejected`."""
     number = integer(text)
     if number is None or not 0 <= number <= INT32_MAX:
-        raise invalid(name, text, container, "must be an integer between 0 and 100, percent of one card")
+        raise invalid(name, text, container, rule)
     return number
 
 
@@ -158,8 +233,8 @@ def _hint(text: Any, factor: int) -> str:
 
 def annotations_of(pod: Mapping[str, Any]) -> Mapping[str, str]:
     """The pod's annotations that are text. Takes a constant time: it is asked once per container."""
-    found = _mapping(_mapping(pod, "metadata"), "annotations")
-    return _Texts(found) if found else _EMPTY
+    found = map_of(map_of(pod, "metadata"), "annotations")
+    return _Texts(found) if found else NO_MEMBERS
 
 
 class _Texts(Mapping[str, str]):
@@ -185,14 +260,14 @@ class _Texts(Mapping[str, str]):
 
 def containers_of(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The pod's containers in slot order: init containers, then regular ones."""
-    spec = _mapping(pod, "spec")
-    return [*_objects(spec, "initContainers"), *_objects(spec, "containers")]
+    spec = map_of(pod, "spec")
+    return [*objects_of(spec, "initContainers"), *objects_of(spec, "containers")]
 
 
 def shape_of(pod: Mapping[str, Any]) -> PodShape:
     """The pod's container slots."""
-    spec = _mapping(pod, "spec")
-    inits, apps = _objects(spec, "initContainers"), _objects(spec, "containers")
+    spec = map_of(pod, "spec")
+    inits, apps = objects_of(spec, "initContainers"), objects_of(spec, "containers")
     kinds = [SlotKind.SIDECAR if c.get("restartPolicy") == "Always" else SlotKind.INIT for c in inits]
     kinds.extend(SlotKind.APP for _ in apps)
     return PodShape(tuple(kinds), tuple(str(c.get("name", "")) for c in (*inits, *apps)))
@@ -200,7 +275,7 @@ def shape_of(pod: Mapping[str, Any]) -> PodShape:
 
 def pod_info(pod: Mapping[str, Any]) -> PodInfo:
     """What fit, vector needs and annotations may know of the pod."""
-    metadata = _mapping(pod, "metadata")
+    metadata = map_of(pod, "metadata")
     return PodInfo(
         str(metadata.get("uid", "")),
         str(metadata.get("namespace", "")),
@@ -210,22 +285,17 @@ def pod_info(pod: Mapping[str, Any]) -> PodInfo:
     )
 
 
-def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = parent.get(key)
-    return found if isinstance(found, _MAPPINGS) else _EMPTY
-
-
-def _objects(parent: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
-    found = parent.get(key)
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
-
-
 # --- helpers of admission hooks ---------------------------------------------------------------------------
 
 
 def limit_of(container: Mapping[str, Any], name: str) -> Any:
     """The container's limit of a resource, or None."""
-    return _mapping(_mapping(container, "resources"), "limits").get(name) if name else None
+    return map_of(map_of(container, "resources"), "limits").get(name) if name else None
+
+
+def request_of(container: Mapping[str, Any], name: str) -> Any:
+    """The container's request of a resource, or None."""
+    return map_of(map_of(container, "resources"), "requests").get(name) if name else None
 
 
 def resource_of(container: Mapping[str, Any], name: str) -> Any:
@@ -233,13 +303,19 @@ def resource_of(container: Mapping[str, Any], name: str) -> Any:
     found = limit_of(container, name)
     if found is not None or not name:
         return found
-    return _mapping(_mapping(container, "resources"), "requests").get(name)
+    return map_of(map_of(container, "resources"), "requests").get(name)
 
 
 def set_limit(container: dict[str, Any], name: str, value: int) -> None:
     """Write a limit, creating the maps on the way."""
     resources = child(container, "resources")
     child(resources, "limits")[name] = str(value)
+
+
+def align_request(container: dict[str, Any], name: str, value: int) -> None:
+    """Write a request where the container has one: the API server wants it equal to the limit."""
+    if request_of(container, name) is not None:
+        child(child(container, "resources"), "requests")[name] = str(value)
 
 
 def child(parent: dict[str, Any], key: str) -> dict[str, Any]:
@@ -252,7 +328,9 @@ def child(parent: dict[str, Any], key: str) -> dict[str, Any]:
 
 def append_env(container: dict[str, Any], name: str, value: str, *, wins: Callable[[Any], bool]) -> None:
     """Append an environment variable unless the last entry of that name satisfies `wins`."""
-    last = next((entry for entry in reversed(_objects(container, "env")) if entry.get("name") == name), None)
+    last = next(
+        (entry for entry in reversed(objects_of(container, "env")) if entry.get("name") == name), None
+    )
     if last is None or not wins(last):
         env = container.get("env")
         container["env"] = [*(env if isinstance(env, list) else ()), {"name": name, "value": value}]

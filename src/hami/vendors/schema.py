@@ -49,8 +49,34 @@ class NvidiaConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class TripleConfig:
-    """Sections `cambricon`, `mthreads`, `amd`: three resource names."""
+class CambriconConfig:
+    """Section `cambricon`."""
+
+    resource_count_name: str = key("resourceCountName", "")
+    resource_memory_name: str = key("resourceMemoryName", "")
+    resource_core_name: str = key("resourceCoreName", "")
+    memory_factor: int = key("memoryFactor", 256)  # MiB per unit; 0 acts as 256
+    whole_card_memory_units: int = key("wholeCardMemoryUnits", 0)  # 0: not known
+    allow_unsupported: bool = key("allowUnsupported", False)
+
+
+@dataclass(frozen=True, slots=True)
+class MthreadsConfig:
+    """Section `mthreads`; the sizes are those of an MTT S4000 unless given."""
+
+    resource_count_name: str = key("resourceCountName", "")
+    resource_memory_name: str = key("resourceMemoryName", "")
+    resource_core_name: str = key("resourceCoreName", "")
+    memory_factor: int = key("memoryFactor", 512)  # MiB per unit; 0 acts as 512
+    memory_units: int = key("memoryUnitsPerDevice", 96)
+    core_units: int = key("coreUnitsPerDevice", 16)
+    legal_slices: tuple[int, ...] = key("legalMemorySlices", (2, 4, 8, 16, 32, 64, 96))  # units
+    allow_unsupported: bool = key("allowUnsupported", False)
+
+
+@dataclass(frozen=True, slots=True)
+class AmdConfig:
+    """Section `amd`; memory is MiB."""
 
     resource_count_name: str = key("resourceCountName", "")
     resource_memory_name: str = key("resourceMemoryName", "")
@@ -104,6 +130,9 @@ class KunlunConfig:
     resource_count_name: str = key("resourceCountName", "")
     resource_vcount_name: str = key("resourceVCountName", "")
     resource_vmemory_name: str = key("resourceVMemoryName", "")
+    strict_counts: bool | None = key("strictCounts", None)  # None: for whole cards, not for shares
+    max_vfs: int = key("maxVFsPerNode", 24)  # 0: no limit
+    multi_container_idx: str = key("multiContainerIdx", "concat")  # concat or last
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +144,18 @@ class NeuronConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class CountConfig:
-    """Sections `vastai` and `biren`."""
+class VastaiConfig:
+    """Section `vastai`."""
 
     resource_count_name: str = key("resourceCountName", "")
+
+
+@dataclass(frozen=True, slots=True)
+class BirenConfig:
+    """Section `biren`; the further names are those under which the plugin counts parts of cards (SVI)."""
+
+    resource_count_name: str = key("resourceCountName", "")
+    svi_names: tuple[str, ...] = key("sviResourceNames", ("birentech.com/1-2-gpu", "birentech.com/1-4-gpu"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +167,9 @@ class IluvatarConfig:
     resource_count_name: str = key("resourceCountName", "")
     resource_memory_name: str = key("resourceMemoryName", "")
     resource_core_name: str = key("resourceCoreName", "")
+    memory_factor: int = key("memoryFactor", 256)  # MiB per vMem; 0 acts as 256
+    default_cores: int = key("defaultCores", 0)  # percent, where a container names none
+    discovery: str = key("discovery", "auto")  # auto, annotation or capacity
     allow_unsupported: bool = key("allowUnsupported", False)
 
 
@@ -176,22 +216,60 @@ class AscendConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CapacityConfig:
+    """Cards of a vendor that the capacity of the count resource stands for; memory is MiB."""
+
+    slots: int = key("slots", 1)
+    cores: int = key("cores", 100)
+    memory: int = key("memory", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileConfig:
+    """One item of `profiles`: a vendor on the standard engine, described by data alone.
+
+    An annotation that is not named takes the name in brackets, with the common word in place of CW.
+    """
+
+    common_word: str = key("commonWord", "")
+    resource_count_name: str = key("resourceCountName", "")
+    resource_memory_name: str = key("resourceMemoryName", "")
+    resource_core_name: str = key("resourceCoreName", "")
+    memory_factor: int = key("memoryFactor", 0)  # 0 acts as 1
+    default_cores: int = key("defaultCores", 0)
+    register_format: str = key("registerFormat", "json")  # json, csv or capacity
+    register_annotation: str = key("registerAnnotation", "")  # [hami.io/node-CW-register]
+    handshake_annotation: str = key("handshakeAnnotation", "")  # none: the node counts as alive
+    allocated_annotation: str = key("allocatedAnnotation", "")  # [hami.io/CW-devices-allocated]
+    to_allocate_annotation: str = key("toAllocateAnnotation", "")  # [hami.io/CW-devices-to-allocate]
+    use_uuid_annotation: str = key("useUUIDAnnotation", "")  # [hami.io/use-CW-uuid]
+    no_use_uuid_annotation: str = key("noUseUUIDAnnotation", "")  # [hami.io/no-use-CW-uuid]
+    use_type_annotation: str = key("useTypeAnnotation", "")  # none
+    no_use_type_annotation: str = key("noUseTypeAnnotation", "")  # none
+    node_lock: bool = key("nodeLock", False)  # the plugin finds its pod by the node lock
+    counted_by_kubelet: bool = key("countedByKubelet", True)  # the node reports the count resource
+    # for registerFormat capacity
+    cards: CapacityConfig = field(default_factory=CapacityConfig, metadata={"key": "cards"})
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceConfig:
     """The whole file. `warnings` tells what was ignored."""
 
     nvidia: NvidiaConfig = field(default_factory=NvidiaConfig)
-    cambricon: TripleConfig = field(default_factory=TripleConfig)
+    cambricon: CambriconConfig = field(default_factory=CambriconConfig)
     hygon: HygonConfig = field(default_factory=HygonConfig)
     enflame: EnflameConfig = field(default_factory=EnflameConfig)
-    mthreads: TripleConfig = field(default_factory=TripleConfig)
+    mthreads: MthreadsConfig = field(default_factory=MthreadsConfig)
     metax: MetaxConfig = field(default_factory=MetaxConfig)
     kunlun: KunlunConfig = field(default_factory=KunlunConfig)
     awsneuron: NeuronConfig = field(default_factory=NeuronConfig)
-    amd: TripleConfig = field(default_factory=TripleConfig)
-    vastai: CountConfig = field(default_factory=CountConfig)
-    biren: CountConfig = field(default_factory=CountConfig)
+    amd: AmdConfig = field(default_factory=AmdConfig)
+    vastai: VastaiConfig = field(default_factory=VastaiConfig)
+    biren: BirenConfig = field(default_factory=BirenConfig)
     vnpus: AscendConfig = field(default_factory=AscendConfig)
     iluvatars: tuple[IluvatarConfig, ...] = ()
+    profiles: tuple[ProfileConfig, ...] = ()
     warnings: tuple[str, ...] = field(default=(), metadata={"key": None})
 
 

@@ -46,6 +46,11 @@ def effective(
     p: VendorProfile, pod: PodShape, allocation: Allocation, inits_finished: bool
 ) -> dict[str, Usage]:
     """What the pod holds of each card (by id). Slots beyond the shape count as app containers."""
+    if SlotKind.INIT not in pod.kinds:
+        used: dict[str, Usage] = {}
+        for slot in allocation:
+            _add_devices(p.algebra, used, slot)
+        return used
     held = Held(p, pod, inits_finished)
     for slot in allocation:
         held.append(slot)

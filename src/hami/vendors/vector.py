@@ -37,7 +37,9 @@ def first_failures(p: VendorProfile, columns: CardColumns, needs: VectorNeeds) -
     count = len(p.vector_checks)
     first = np.full(len(columns.node), count, dtype=np.int64)
     for index in range(count - 1, -1, -1):
-        first[~p.vector_checks[index].passes(columns, needs)] = index
+        passes = p.vector_checks[index].passes(columns, needs)
+        if passes is not None:
+            first[~passes] = index
     return first
 
 
@@ -45,7 +47,9 @@ def passing(p: VendorProfile, columns: CardColumns, needs: VectorNeeds) -> BoolA
     """Per card whether it passes every check."""
     result = np.ones(len(columns.node), dtype=np.bool_)
     for check in p.vector_checks:
-        result &= check.passes(columns, needs)
+        passes = check.passes(columns, needs)
+        if passes is not None:
+            result &= passes
     return result
 
 
@@ -134,16 +138,20 @@ def _mark(codes: BoolArray, code: int | None, value: bool) -> None:
         codes[code] = value
 
 
-def _allowed(name: str, column: IntArray, needs: VectorNeeds) -> BoolArray:
+def _allowed(name: str, column: IntArray, needs: VectorNeeds) -> BoolArray | None:
     codes = needs.allowed.get(name)
     if codes is None:
-        return np.ones(len(column), dtype=np.bool_)
+        return None
     result: BoolArray = codes[column]
     return result
 
 
 def _total_cores(columns: CardColumns, needs: VectorNeeds) -> IntArray | int:
     return columns.cores if needs.total_cores is None else needs.total_cores
+
+
+def _cores_left(columns: CardColumns, needs: VectorNeeds) -> IntArray:
+    return columns.cores_left if needs.total_cores is None else needs.total_cores - columns.usedcores
 
 
 def _healthy(columns: CardColumns, _needs: VectorNeeds) -> BoolArray:
@@ -154,55 +162,59 @@ def _not_cordoned(columns: CardColumns, _needs: VectorNeeds) -> BoolArray:
     return ~columns.cordoned
 
 
-def _model(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
-    return _allowed("type", columns.type, needs) & _allowed("mode", columns.mode, needs)
+def _model(columns: CardColumns, needs: VectorNeeds) -> BoolArray | None:
+    kind, mode = _allowed("type", columns.type, needs), _allowed("mode", columns.mode, needs)
+    if kind is None or mode is None:
+        return mode if kind is None else kind
+    return kind & mode
 
 
-def _id(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
+def _id(columns: CardColumns, needs: VectorNeeds) -> BoolArray | None:
     return _allowed("id", columns.id, needs)
 
 
 def _slots(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
-    result: BoolArray = columns.slots - columns.used >= needs.slots
+    result: BoolArray = columns.slots_left >= needs.slots
     return result
 
 
-def _mutex(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
+def _mutex(columns: CardColumns, needs: VectorNeeds) -> BoolArray | None:
     if not needs.mutex:
-        return np.ones(len(columns.node), dtype=np.bool_)
+        return None
     result: BoolArray = columns.used <= 0
     return result
 
 
 def _memory(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
-    result: BoolArray = columns.mem - columns.usedmem >= needs.mem
+    result: BoolArray = columns.mem_left >= needs.mem
     return result
 
 
 def _cores(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
-    result: BoolArray = _total_cores(columns, needs) - columns.usedcores >= needs.cores
+    result: BoolArray = _cores_left(columns, needs) >= needs.cores
     return result
 
 
-def _exclusive(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
+def _exclusive(columns: CardColumns, needs: VectorNeeds) -> BoolArray | None:
     if isinstance(needs.cores, int) and needs.cores != MAX_CORES:
-        return np.ones(len(columns.node), dtype=np.bool_)
+        return None
     total = _total_cores(columns, needs)
     whole = np.equal(needs.cores, MAX_CORES) & np.equal(total, MAX_CORES)
     result: BoolArray = ~(whole & (columns.used > 0))
     return result
 
 
-def _exhausted(columns: CardColumns, needs: VectorNeeds) -> BoolArray:
+def _exhausted(columns: CardColumns, needs: VectorNeeds) -> BoolArray | None:
     if isinstance(needs.cores, int) and needs.cores != 0:
-        return np.ones(len(columns.node), dtype=np.bool_)
-    total = _total_cores(columns, needs)
-    none_left = np.not_equal(total, 0) & np.equal(columns.usedcores, total)
-    result: BoolArray = ~(none_left & np.equal(needs.cores, 0))
+        return None
+    result: BoolArray = np.not_equal(_cores_left(columns, needs), 0)
+    result |= np.equal(_total_cores(columns, needs), 0)
+    if not isinstance(needs.cores, int):
+        result |= np.not_equal(needs.cores, 0)
     return result
 
 
-_CHECKS: Final[tuple[tuple[str, str, Callable[[CardColumns, VectorNeeds], BoolArray]], ...]] = (
+_CHECKS: Final[tuple[tuple[str, str, Callable[[CardColumns, VectorNeeds], BoolArray | None]], ...]] = (
     ("health", reasons.NOT_HEALTHY, _healthy),
     ("cordon", reasons.CORDONED, _not_cordoned),
     ("type", reasons.TYPE_MISMATCH, _model),

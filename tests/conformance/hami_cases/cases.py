@@ -13,6 +13,8 @@ from typing import Any
 
 from hami.protocol import timestamps
 
+from .marks import missing_marks
+
 NOW = 1_790_000_000
 """The moment of every case, Unix seconds (2026-09-21T14:13:20Z): after every date written in the cases."""
 
@@ -88,6 +90,7 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _case(group: str, plain: dict[str, Any], default: Mapping[str, Any]) -> Case:
     config = plain.get("config") or {}
+    device_config = configured(default, config.get("set") or {})
     answers = plain["expect_any"] if "expect_any" in plain else [plain["expect"]]
     return Case(
         group=group,
@@ -96,9 +99,9 @@ def _case(group: str, plain: dict[str, Any], default: Mapping[str, Any]) -> Case
         input=with_times(plain["input"]),
         answers=tuple(answers),
         ours=tuple(plain.get("ours") or ()),
-        maybe_ours=tuple(plain.get("ours?") or ()),
+        maybe_ours=(*(plain.get("ours?") or ()), *missing_marks(plain, device_config)),
         config=config,
-        device_config=configured(default, config.get("set") or {}),
+        device_config=device_config,
     )
 
 

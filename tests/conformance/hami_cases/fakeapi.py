@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hami.kube.client import Client
+from hami.kube.client import Client, Limits
 from hami.kube.errors import ApiError, error_from_response
 
 
@@ -28,6 +28,7 @@ class FakeApi(Client):
             namespace, name = pod["metadata"]["namespace"], pod["metadata"]["name"]
             self._objects[f"/api/v1/namespaces/{namespace}/pods/{name}"] = json.loads(json.dumps(pod))
         self._refusal = refusal
+        self.limits = Limits()
         self.actions: list[dict[str, Any]] = []
 
     def annotations(self, node: str) -> Mapping[str, str]:

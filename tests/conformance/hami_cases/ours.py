@@ -1,5 +1,5 @@
 """Our own expectations for cases marked ``ours``: written down per id in
-``tests/conformance/ours/<group>.json``.
+``tests/conformance/ours/<group>.json`` and ``<group>.<vendor>.json``.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ def expectations(case: Case) -> list[Any]:
 
 @cache
 def _written(group: str) -> dict[str, Any]:
-    path = FOLDER / f"{group}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    found: dict[str, Any] = {}
+    for path in sorted((*FOLDER.glob(f"{group}.json"), *FOLDER.glob(f"{group}.*.json"))):
+        found.update(json.loads(path.read_text()))
     return found
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from . import built, codec, ours, request
+from . import codec, ours, request
 from .allocate import Allocate
 from .bind import Bind
 from .cases import Case
@@ -48,12 +48,11 @@ class Verdict(enum.Enum):
     PASSED = "passed"
     FAILED = "failed"
     UNDECIDED = "undecided"
-    SKIPPED = "skipped"
 
 
 @dataclass(frozen=True)
 class Result:
-    """One case judged. ``why``: the difference, or why it was skipped; ``got`` our answer, for failures."""
+    """One case judged. ``why``: the difference; ``got`` our answer, for failures."""
 
     case: Case
     verdict: Verdict
@@ -77,9 +76,6 @@ def judge(case: Case) -> Result:
 
 
 def _judge(case: Case) -> Result:
-    reason = built.missing(case)
-    if reason:
-        return Result(case, Verdict.SKIPPED, reason)
     group = GROUPS[case.group]
     got = group.run(case)
     answers = [*case.answers, *ours.expectations(case)]
@@ -117,8 +113,6 @@ def report(results: Iterable[Result], *, show_undecided: bool = False) -> tuple[
         lines.append(f"{group}: {_sentence(per_verdict)}")
         for verdict, number in per_verdict.items():
             total[verdict] += number
-    if total[Verdict.SKIPPED]:
-        lines.append("skipped: cases of vendors and policies that this version does not have")
     lines.append(_sentence(total))
     return lines, total[Verdict.FAILED]
 

@@ -283,7 +283,7 @@ def _works(pod: Object) -> bool:
 
 async def scheduler_faults(cluster: Cluster, state: ClusterState) -> list[str]:
     """What the scheduler says is promised equals a rebuild from the objects."""
-    url = f"http://127.0.0.1:{cluster._ports['scheduler-metrics']}/metrics"
+    url = f"http://{cluster._address('scheduler-metrics')}/metrics"
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10.0)) as session:
             async with session.get(url) as answer:

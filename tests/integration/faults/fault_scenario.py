@@ -242,10 +242,7 @@ class Run:
                 self._api.cut_watches()
                 return "history compacted, watches cut"
             case _:
-                api = self._cluster.api
-                port = int(api.url.rpartition(":")[2])
-                await api.stop()
-                await api.start(port)
+                await self._cluster.api.restart()
                 return "API server restarted"
 
     def _plugins(self) -> list[Component]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,8 +19,11 @@ from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.local.api.apiserver import ApiServer
 from hami.scheduler.edge.app import Scheduler
+from hami.scheduler.edge.device_config import DeviceConfigFile
 from hami.scheduler.edge.settings import SchedulerSettings
 from hami.vendors.config import decode_config, load_profiles
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for vendor_plugins
 
 NVIDIA = {
     "resourceCountName": "nvidia.com/gpu",
@@ -158,7 +162,10 @@ def start(embedded_api: ApiServer) -> Start:
 
     @asynccontextmanager
     async def run(
-        during: Callable[[World], Awaitable[None]] | None = None, **settings: Any
+        during: Callable[[World], Awaitable[None]] | None = None,
+        device_config: Mapping[str, Any] | None = None,
+        source: DeviceConfigFile | None = None,
+        **settings: Any,
     ) -> AsyncIterator[World]:
         chosen = SchedulerSettings(
             **{
@@ -171,13 +178,14 @@ def start(embedded_api: ApiServer) -> Start:
                 **settings,
             }
         )
-        profiles = load_profiles(decode_config({"nvidia": NVIDIA}))
+        config = decode_config({"nvidia": NVIDIA, **(device_config or {})})
+        profiles = load_profiles(config, enable_ascend=True, enable_iluvatar=True)
         stop = asyncio.Event()
         async with (
             Client(ClientConfig(embedded_api.url), Limits(qps=chosen.kube_qps)) as client,
             aiohttp.ClientSession() as http,
         ):
-            scheduler = Scheduler.build(chosen, profiles, client)
+            scheduler = Scheduler.build(chosen, profiles, client, source=source)
             running = asyncio.create_task(scheduler.run(stop))
             world = World(embedded_api, scheduler, http)
             try:

@@ -186,9 +186,17 @@ async def _scheduler(start: Any) -> None:
             "spec": {"containers": [{"name": "main", "image": "x"}]},
         }
         await world.request("POST", f"/api/v1/namespaces/{NAMESPACE}/pods", own)
+
+    async def labelled(world: Any) -> None:
+        own = f"/api/v1/namespaces/{NAMESPACE}/pods/hami-scheduler-1"
+        async with asyncio.timeout(LIMIT_S):
+            while "hami.io/scheduler-role" not in (await world.request("GET", own))["metadata"]["labels"]:  # noqa: ASYNC110 -- asks the API server
+                await asyncio.sleep(0.05)
+
     async with start(**settings) as world:  # mends the Secret, labels the pod
         await world.until(lambda: world.scheduler.gate.is_open)
         await bundle_written(world)
+        await labelled(world)
         await world.add_node("n1")
 
     plain = {key: settings[key] for key in ("pod_name", "pod_namespace")}
@@ -201,7 +209,7 @@ async def _scheduler(start: Any) -> None:
         assert await world.bind(unknown, "n1"), "a bind that nobody asked for is looked up"
         for _ in range(2):  # the second one counts the first one up
             world.scheduler.recorder.record(ObjectRef("Node", "n1"), "Warning", "Again", "comes again")
-            await world.scheduler.recorder.flush(5.0)
+            await world.scheduler.recorder.flush(60.0)
 
 
 async def _seldom(api: ApiServer) -> None:
@@ -213,7 +221,7 @@ async def _seldom(api: ApiServer) -> None:
         pod = await cluster.pod("default", "p")  # the holder of a lock; a pod that the watch has not seen yet
         for _ in range(2):
             cluster.pod_event(pod, "Warning", "AllocateFailed", "comes again")
-            await recorder.flush(5.0)
+            await recorder.flush(60.0)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
 

@@ -120,7 +120,7 @@ async def test_an_answer_that_does_not_come_in_time_says_that_it_is_being_settle
     go = asyncio.Event()
     Script(world, "POST", BINDING, go.wait)
     binder = world.scheduler.binder
-    binder._settings = type(binder._settings)(answer_within_s=0.05)
+    binder._settings = type(binder._settings)(answer_within_s=2.0)
     text = "the outcome of the Binding of pod default/p is unknown, it is being settled"
     assert await world.bind(pod, "n1") == text
     assert world.used_mib("n1") == [1000]
@@ -191,7 +191,7 @@ async def test_a_pod_that_cannot_be_read_is_an_error_with_an_event(world: Any) -
     pod = await world.add_pod("p")
     Script(world, "GET", POD, 403)
     assert "said the test" in await world.bind(pod, "n1")
-    await world.scheduler.recorder.flush(10)
+    await world.scheduler.recorder.flush(60)
     assert [reason for _, reason, _ in await world.events()] == ["BindingFailed"]
 
 

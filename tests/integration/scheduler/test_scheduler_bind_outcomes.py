@@ -73,7 +73,7 @@ async def test_a_definite_refusal_releases_reservation_and_lock(world: Any, code
     assert await node_lock(world) is None
     stored = await world.pod("p")
     assert "hami.io/vgpu-node" not in stored["metadata"].get("annotations", {})
-    await world.scheduler.recorder.flush(10)
+    await world.scheduler.recorder.flush(60)
     assert any(reason == "BindingFailed" for _, reason, _ in await world.events())
     assert (await world.filter(pod, "n1"))["NodeNames"] == ["n1"]
     assert await world.bind(pod, "n1") == ""
@@ -329,7 +329,7 @@ async def test_an_unknown_node_at_bind_drops_the_reservation(world: Any) -> None
     state.binding_unsent(pod["metadata"]["uid"])
     assert await world.bind(pod, "n1") == 'node "n1" not found'
     assert state.reservation(pod["metadata"]["uid"]) is None
-    await world.scheduler.recorder.flush(10)
+    await world.scheduler.recorder.flush(60)
     assert ("Warning", "BindingFailed", "failed to get node n1") in await world.events()
 
 
@@ -337,7 +337,7 @@ async def test_a_reservation_that_is_never_bound_expires_with_an_event(start: An
     async with start(reservation_timeout_s=0.2) as world:
         await placed(world)
         await world.until(lambda: free(world))
-        await world.scheduler.recorder.flush(10)
+        await world.scheduler.recorder.flush(60)
         assert any(reason == "ReservationExpired" for _, reason, _ in await world.events())
 
 

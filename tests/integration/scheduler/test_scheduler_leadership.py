@@ -69,14 +69,15 @@ async def test_leadership_lost_between_bind_and_post_sends_no_binding(start: Any
         pod = await world.add_pod("p")
         await world.filter(pod, "n1")
         leadership = world.scheduler.leadership
-        acquire = world.scheduler.binder._locks.acquire
+        locks = world.scheduler.binder._locks.node_locks
+        acquire = locks.acquire
 
-        async def acquire_then_lose(node: str, owner: Any) -> Any:
-            text = await acquire(node, owner)
+        async def acquire_then_lose(*arguments: Any) -> Any:
+            text = await acquire(*arguments)
             leadership._lease.forget()
             return text
 
-        world.scheduler.binder._locks.acquire = acquire_then_lose
+        locks.acquire = acquire_then_lose
         world.api.seen.clear()
         assert await world.bind(pod, "n1") == "not the leader"
         assert not any(path.endswith("/binding") for _, path in world.api.seen)

@@ -66,7 +66,7 @@ async def test_users_read_what_happened_in_events(world: Any) -> None:
     await world.bind(pod, "n1")
     big = await world.add_pod("big", mem=9000)
     assert (await world.filter(big, "n1"))["NodeNames"] is None
-    await world.scheduler.recorder.flush(10)
+    await world.scheduler.recorder.flush(60)
     events = await world.events()
     assert (
         "Normal",
@@ -76,6 +76,22 @@ async def test_users_read_what_happened_in_events(world: Any) -> None:
     assert ("Normal", "BindingSucceed", "Successfully binding node [n1] to default/p") in events
     assert ("Warning", "FilteringFailed", "1 nodes CardInsufficientMemory(n1)") in events
     assert ("Warning", "FilteringFailed", "no available node, 1 nodes do not meet") in events
+
+
+async def test_a_pod_refused_by_its_quota_reads_that_the_nodes_are_not_the_cause(world: Any) -> None:
+    await world.add_node("n1")
+    await world.add_node("n2", mem=500)
+    quota = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.nvidia.com/gpumem": "600"}}}
+    await world.request("POST", "/api/v1/namespaces/default/resourcequotas", quota)
+    await world.until(lambda: any(one.limit == 600 for one in world.scheduler.state.quota_usage()))
+    pod = await world.add_pod("p", mem=None)  # a whole card
+    assert (await world.filter(pod, "n1", "n2"))["NodeNames"] == ["n2"]
+    assert (await world.filter(pod, "n1"))["NodeNames"] is None
+    await world.scheduler.recorder.flush(60)
+    text = (
+        "namespace quota, not node capacity: the quota of namespace default refuses the pod on 1 of 1 nodes"
+    )
+    assert ("Warning", "FilteringFailed", text) in await world.events()
 
 
 async def test_the_reason_of_every_node_is_answered_when_nothing_fits(world: Any) -> None:
@@ -93,7 +109,7 @@ async def test_nodes_that_fail_beside_one_that_fits_are_no_failure(world: Any) -
     pod = await world.add_pod("p")
     answer = await world.filter(pod, "n1", "n2")
     assert (answer["NodeNames"], answer["FailedNodes"]) == (["n2"], None)
-    await world.scheduler.recorder.flush(10)
+    await world.scheduler.recorder.flush(60)
     assert [reason for _, reason, _ in await world.events()] == ["FilteringSucceed"]
 
 
@@ -218,6 +234,6 @@ async def test_a_privileged_pod_that_was_admitted_is_told_that_its_limits_do_not
         pod["spec"]["containers"][0]["securityContext"] = {"privileged": True}
         await world.filter(pod, "n1")
         assert await world.bind(pod, "n1") == ""
-        await world.scheduler.recorder.flush(10)
+        await world.scheduler.recorder.flush(60)
         text = "container main is privileged, its GPU limits are not enforced"
         assert ("Warning", "HAMiUnlimited", text) in await world.events()

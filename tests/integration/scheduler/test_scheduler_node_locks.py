@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,9 +21,11 @@ from hami.local.api.apiserver import ApiServer
 from hami.protocol.keys import NODE_LOCK
 from hami.protocol.lock import LockOwner
 from hami.protocol.views import Node
+from hami.scheduler.edge import node_locks
 from hami.scheduler.edge.node_locks import LockContention, LockFailed, NodeLocks
 
-OWNER = LockOwner("default", "a")
+CONTENTION = "node n1 has been locked within 5m0s: node lock contention"
+OWNER, OTHER = LockOwner("default", "a"), LockOwner("default", "b")
 
 
 @asynccontextmanager
@@ -38,7 +41,7 @@ async def lock_of(client: Client) -> str | None:
     return (await client.get(NODES, "n1", Node)).annotations.get(NODE_LOCK)
 
 
-async def set_lock(client: Client, text: str) -> None:
+async def set_lock(client: Client, text: str | None) -> None:
     await patch_metadata(client, NODES, "n1", annotations={NODE_LOCK: text})
 
 
@@ -99,6 +102,95 @@ async def test_five_failures_give_up_and_say_what_may_have_been_written(embedded
         assert caught.value.written.endswith(",default,a")
 
 
+async def test_a_pod_waits_for_a_lock_that_was_just_given(
+    embedded_api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, as they came, and without a question while the lock is held."""
+    monkeypatch.setattr(node_locks, "_ASKED_EVERY_S", 600.0)
+    async with locking(embedded_api) as (client, locks, _):
+        await add_pod(client, "a")
+        text = await locks.acquire("n1", OWNER)
+        locks.saw("n1", text)
+        requests = Requests(embedded_api)
+        third = LockOwner("default", "c")
+        waiting = [asyncio.create_task(locks.acquire("n1", owner)) for owner in (OTHER, third)]
+        await asyncio.sleep(0.3)
+        assert requests.count == 0
+        await set_lock(client, None)
+        locks.saw("n1", None)
+        assert (await waiting[0]).endswith(",default,b")
+        await locks.release("n1", OTHER, await waiting[0])
+        assert (await waiting[1]).endswith(",default,c")
+
+
+async def test_waiting_for_a_lock_has_an_end(embedded_api: ApiServer) -> None:
+    async with locking(embedded_api) as (client, locks, _):
+        await add_pod(client, "a")
+        text = await locks.acquire("n1", OWNER)
+        third = LockOwner("default", "c")
+        waiting = [locks.acquire("n1", owner, wait_s=0.3) for owner in (OTHER, third)]
+        refused = await asyncio.gather(*waiting, return_exceptions=True)
+        assert [type(one) for one in refused] == [LockContention, LockContention]
+        assert str(refused[0]) == str(refused[1]) == CONTENTION
+        assert await locks.acquire("n1", OWNER) == "", "the holder itself does not wait"
+        assert await lock_of(client) == text
+
+
+async def test_a_lock_that_was_given_is_taken_over_once_its_holder_is_gone(
+    embedded_api: ApiServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pod was deleted before its node allocated anything; the lock is still there."""
+    monkeypatch.setattr(node_locks, "_ASKED_EVERY_S", 0.05)
+    async with locking(embedded_api) as (_, locks, __):
+        await locks.acquire("n1", OWNER)
+        assert (await locks.acquire("n1", OTHER)).endswith(",default,b")
+
+
+async def test_a_late_release_leaves_the_line_of_the_next_holder_alone(embedded_api: ApiServer) -> None:
+    """The answer to the release comes when somebody in line has the lock already."""
+    async with locking(embedded_api) as (client, locks, _):
+        await add_pod(client, "b")
+        text = await locks.acquire("n1", OWNER)
+        await set_lock(client, None)
+        locks.saw("n1", None)
+        await locks.acquire("n1", OTHER)
+        await locks.release("n1", OWNER, text)
+        await waits_for_its_turn(client, locks)
+
+
+async def test_an_old_word_of_the_informer_ends_no_waiting(embedded_api: ApiServer) -> None:
+    async with locking(embedded_api) as (client, locks, _):
+        await add_pod(client, "b")
+        await locks.acquire("n1", OTHER)
+        locks.saw("n1", None)
+        await waits_for_its_turn(client, locks, None, "another lock")
+
+
+async def waits_for_its_turn(client: Client, locks: NodeLocks, *old: str | None) -> None:
+    """A third pod gets the lock of OTHER once that is removed; before, the informer shows these texts."""
+    third = asyncio.create_task(locks.acquire("n1", LockOwner("default", "c")))
+    for text in old:
+        await asyncio.sleep(0.1)
+        locks.saw("n1", text)
+    await asyncio.sleep(0.3)
+    assert not third.done(), "it is in line"
+    await set_lock(client, None)
+    locks.saw("n1", None)
+    assert (await third).endswith(",default,c")
+
+
+class Requests:
+    """Counts requests."""
+
+    def __init__(self, api: ApiServer) -> None:
+        self.count = 0
+        api.intercept = self
+
+    async def __call__(self, _: web.Request) -> web.StreamResponse | None:
+        self.count += 1
+        return None
+
+
 async def test_a_node_that_cannot_be_read_is_a_failure(embedded_api: ApiServer) -> None:
     async with locking(embedded_api) as (_, locks, __):
         with pytest.raises(LockFailed, match="404"):
@@ -125,7 +217,8 @@ async def test_a_lock_from_the_future_is_reported_and_ages_from_first_sight(embe
         await set_lock(client, f"{ahead.strftime('%Y-%m-%dT%H:%M:%SZ')},default,b")
         with pytest.raises(LockContention):
             await locks.acquire("n1", OWNER)
-        assert [event.reason for event in recorder._queue] == ["ClockSkew"]
+        reasons = [event.reason for queue in recorder._queues.values() for event in queue]
+        assert reasons == ["ClockSkew"]
         now[0] += 299
         with pytest.raises(LockContention):
             await locks.acquire("n1", OWNER)

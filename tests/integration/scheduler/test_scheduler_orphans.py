@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from aiohttp import web
 
+from hami.scheduler.edge import orphans as orphans_module
 from hami.scheduler.edge.orphans import Orphans
+
+
+@pytest.fixture(autouse=True)
+def _no_other_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's own sweep stays away: the tests count what theirs find."""
+    monkeypatch.setattr(orphans_module, "_PERIOD_S", 3600.0)
 
 
 def orphans_of(world: Any) -> Orphans:

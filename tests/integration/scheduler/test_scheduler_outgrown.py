@@ -125,3 +125,26 @@ async def test_later_the_watch_is_enough(world: Any) -> None:
     world.api.seen.clear()
     assert await world.bind(pod, "n1") == ""
     assert not any("fieldSelector" in path for _, path in world.api.seen)
+
+
+async def test_an_allocation_that_takes_too_much_room_on_the_pod_is_not_written(world: Any) -> None:
+    await world.add_node("n1")
+    node = await world.request("GET", "/api/v1/nodes/n1")
+    text = node["metadata"]["annotations"]["hami.io/node-nvidia-register"]
+    text = text.replace("GPU-n1-0", "G" * 110_000)  # it stands in two annotations of the pod
+    patch = {"metadata": {"annotations": {"hami.io/node-nvidia-register": text}}}
+    await world.request("PATCH", "/api/v1/nodes/n1", patch, "application/merge-patch+json")
+    state = world.scheduler.state
+    await world.until(lambda: any(len(c.info.id) == 110_000 for c in state.node_usage("n1").cards))
+    pod = await world.add_pod("p")
+    assert (await world.filter(pod, "n1"))["NodeNames"] == ["n1"]
+    world.api.seen.clear()
+    error = await world.bind(pod, "n1")
+    assert error.startswith("the allocation takes 220")
+    assert error.endswith("bytes of annotations, over 204800")
+    assert ("POST", BINDINGS.format("p")) not in list(world.api.seen)
+    assert world.used_mib("n1") == [0]
+    node = await world.request("GET", "/api/v1/nodes/n1")
+    assert "hami.io/mutex.lock" not in node["metadata"]["annotations"]
+    await world.scheduler.recorder.flush(60)
+    assert ("Warning", "BindingFailed", error) in await world.events()

@@ -48,7 +48,7 @@ async def test_an_unreadable_inventory_keeps_the_last_good_one_and_raises_an_eve
     await world.request("PATCH", "/api/v1/nodes/n1", patch, MERGE)
     found: list[str] = []
     while not found:
-        await world.scheduler.recorder.flush(10)
+        await world.scheduler.recorder.flush(60)
         found = [message for kind, _, message in await world.events() if kind == "Warning"]
     assert len(world.scheduler.state.node_usage("n1").cards) == 2
     logged = [vars(record) for record in caplog.records if record.getMessage() == "node.notice"]

@@ -20,6 +20,7 @@ from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.local.api.apiserver import ApiServer
 from hami.scheduler.edge import app, roles, tls
+from hami.scheduler.edge.device_config import DeviceConfigFile
 from hami.scheduler.edge.leader import Leadership
 from hami.scheduler.edge.roles import keep_role_labels, write_role_labels
 from hami.scheduler.edge.settings import SchedulerSettings, SettingsError
@@ -88,9 +89,10 @@ async def test_labels_are_written_again_after_a_failure_and_only_while_leading(
             await asyncio.sleep(0.01)
         assert pods.refuse["GET", PODS] == []
         leadership._electing = True
-        await asyncio.sleep(0.05)
         await pods.make("c")
-        embedded_api.seen.clear()
+        while embedded_api.seen:  # a round that had begun goes on to its end
+            embedded_api.seen.clear()
+            await asyncio.sleep(0.3)
         await asyncio.sleep(0.1)
         assert list(embedded_api.seen) == []
         task.cancel()
@@ -132,7 +134,7 @@ def test_a_missing_certificate_is_an_error_that_names_the_file(tmp_path: Path) -
 
 def test_a_config_file_that_cannot_be_read_is_a_settings_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="nowhere"):
-        app.read_profiles(tmp_path / "nowhere", enable_ascend=False, enable_iluvatar=False)
+        DeviceConfigFile(tmp_path / "nowhere").load()
 
 
 def test_what_the_config_file_says_in_vain_is_logged(
@@ -140,7 +142,7 @@ def test_what_the_config_file_says_in_vain_is_logged(
 ) -> None:
     path = tmp_path / "device-config.yaml"
     path.write_text("{nvidia: {resourceCountName: nvidia.com/gpu}, quantum: {x: 1}}")
-    (profile,) = app.read_profiles(path, enable_ascend=False, enable_iluvatar=False)
+    profile, *_ = DeviceConfigFile(path).load()
     assert profile.common_word == "NVIDIA"
     assert "config.warning" in caplog.messages
 

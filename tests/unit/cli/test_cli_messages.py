@@ -71,11 +71,12 @@ def test_the_list_of_commands_is_not_cut_off() -> None:
     [
         (["scheduler"], {}, "scheduler.failed", "--device-config-file is required"),
         (["device-plugin"], {}, "plugin.failed", "--config-file ($CONFIG_FILE) is required"),
-        (["device-plugin", "--config-file", "x"], {}, "plugin.failed", "set $NODE_NAME"),
+        (["device-plugin", "--config-file", "x"], {}, "plugin.failed", "cannot read x: No such file"),
+        (["device-plugin", "--config-file", "empty.yaml"], {}, "plugin.failed", "set $NODE_NAME"),
         (["monitor"], {}, "monitor.failed", "HOOK_PATH not set: the device plugin's folder"),
         (["monitor"], {"HOOK_PATH": "/x"}, "monitor.failed", "NODE_NAME not set: the name of this node"),
         (
-            ["device-plugin", "--config-file", "x", "--device-list-strategy", "y"],
+            ["device-plugin", "--config-file", "empty.yaml", "--device-list-strategy", "y"],
             {"NODE_NAME": "n"},
             "plugin.failed",
             "unknown y; known are envvar",
@@ -83,8 +84,15 @@ def test_the_list_of_commands_is_not_cut_off() -> None:
     ],
 )  # fmt: skip
 def test_a_process_that_cannot_start_says_why_in_one_log_line(
-    words: list[str], environment: dict[str, str], event: str, reason: str
+    words: list[str],
+    environment: dict[str, str],
+    event: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (tmp_path / "empty.yaml").write_text("{}")
+    monkeypatch.chdir(tmp_path)
     status, lines = run(*words, **environment)
     assert (status, [line["event"] for line in lines]) == (1, [event])
     assert reason in lines[0]["reason"]
@@ -132,3 +140,29 @@ def test_a_library_s_chatter_is_no_event(
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["event"] for line in lines] == ["Exceeded [1]"]
     assert "color_message" not in lines[0]
+
+
+def test_a_file_that_is_no_region_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "other.cache"
+    file.write_bytes(b"x" * 4096)
+    result = CliRunner().invoke(main, ["region", str(file)])
+    assert (result.exit_code, result.output) == (1, f"Error: {file}: magic flag not matched\n")
+
+
+def test_a_checkout_without_a_packaged_library_is_told_where_one_is(tmp_path: Path) -> None:
+    words = ["install-library", "--library", str(tmp_path / "absent.so"), "--host-root", str(tmp_path)]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1
+    assert "absent.so" in result.output
+    assert "--library build/native/libvgpu.so" in result.output
+
+
+def test_every_line_of_the_list_of_commands_is_whole() -> None:
+    text = CliRunner().invoke(main, ["--help"]).output
+    assert len(text.splitlines()) > len(SERVERS)
+    assert [line for line in text.splitlines() if line.startswith("  ") and line.endswith("...")] == []
+
+
+def test_the_plugin_of_kubectl_is_named_as_it_is_called() -> None:
+    text = CliRunner().invoke(main, ["explain", "--help"], prog_name="kubectl-hami").output
+    assert text.startswith("Usage: kubectl hami explain ")

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import msgspec
@@ -25,7 +27,7 @@ from hami.kube.errors import (
     TransportError,
     Unauthorized,
 )
-from hami.kube.operations import Selection, bind_pod, list_pages, patch_metadata
+from hami.kube.operations import Page, Selection, bind_pod, list_pages, patch_metadata, read_ahead
 from hami.kube.resources import LEASES, NODES, PODS
 
 
@@ -175,6 +177,57 @@ async def test_a_list_is_read_page_by_page(api: Any, client: Client) -> None:
     assert [seen.query.get("continue") for seen in api.seen] == [None, "c1", "c2"]
     assert all(seen.query["fieldSelector"] == "spec.nodeName=n1" for seen in api.seen)
     assert all("resourceVersion" not in seen.query for seen in api.seen), "a quorum read"
+
+
+async def test_ahead_of_its_consumer_the_next_page_is_read_and_no_further_one() -> None:
+    produced: list[int] = []
+    closed = asyncio.Event()
+
+    async def three() -> AsyncGenerator[Page, None]:
+        try:
+            for number in range(3):
+                produced.append(number)
+                yield Page([], str(number))
+        finally:
+            closed.set()
+
+    pages = read_ahead(three())
+    seen = []
+    async for page in pages:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        seen.append((page.resource_version, list(produced)))
+    assert seen == [("0", [0, 1]), ("1", [0, 1, 2]), ("2", [0, 1, 2])]
+    assert closed.is_set()
+
+
+async def test_a_failure_ahead_is_raised_after_the_page_before_it() -> None:
+    async def failing() -> AsyncGenerator[Page, None]:
+        yield Page([], "1")
+        raise Gone(410, "Expired", "too old")
+
+    pages = read_ahead(failing())
+    assert (await anext(pages)).resource_version == "1"
+    with pytest.raises(Gone):
+        await anext(pages)
+
+
+async def test_reading_ahead_ends_with_its_consumer() -> None:
+    asked, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def endless() -> AsyncGenerator[Page, None]:
+        yield Page([], "1")
+        asked.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with contextlib.aclosing(read_ahead(endless())) as pages:
+        async for _ in pages:
+            await asyncio.wait_for(asked.wait(), 60)
+            break
+    assert cancelled.is_set()
 
 
 async def test_a_page_that_is_too_large_is_asked_for_in_smaller_pieces(api: Any) -> None:

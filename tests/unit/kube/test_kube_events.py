@@ -33,7 +33,7 @@ async def test_an_event_names_its_object_and_source(api: Any, client: Client) ->
     api.answer("POST", EVENTS, {}, status=201)
     async with recording(client, [0.0]) as recorder:
         recorder.record(POD, "Warning", "BindingFailed", "no luck")
-        await recorder.flush(10)
+        await recorder.flush(60)
     sent = api.seen[0].json()
     assert sent["involvedObject"] == {
         "apiVersion": "v1",
@@ -52,7 +52,7 @@ async def test_events_of_nodes_go_to_the_default_namespace(api: Any, client: Cli
     api.answer("POST", "/api/v1/namespaces/default/events", {}, status=201)
     async with recording(client, [0.0]) as recorder:
         recorder.record(ObjectRef("Node", "n1"), "Warning", "ClockSkew", "m")
-        await recorder.flush(10)
+        await recorder.flush(60)
     assert api.count("POST", "/api/v1/namespaces/default/events") == 1
 
 
@@ -61,16 +61,16 @@ async def test_the_same_event_again_increases_a_count(api: Any, client: Client) 
     now = [1000.0]
     async with recording(client, now) as recorder:
         recorder.record(POD, "Normal", "R", "m")
-        await recorder.flush(10)
+        await recorder.flush(60)
         path = f"{EVENTS}/{api.seen[0].json()['metadata']['name']}"
         api.answer("PATCH", path, {})
         for _ in range(2):
             now[0] += 5
             recorder.record(POD, "Normal", "R", "m")
-            await recorder.flush(10)
+            await recorder.flush(60)
         now[0] += 601
         recorder.record(POD, "Normal", "R", "m")
-        await recorder.flush(10)
+        await recorder.flush(60)
     assert [seen.method for seen in api.seen] == ["POST", "PATCH", "PATCH", "POST"]
     assert [seen.json().get("count") for seen in api.seen] == [1, 2, 3, 1]
     assert api.seen[2].json()["lastTimestamp"] == "1970-01-01T00:16:50Z"
@@ -81,7 +81,7 @@ async def test_an_event_that_was_cleaned_up_meanwhile_is_created_anew(api: Any, 
     async with recording(client, [0.0]) as recorder:
         for _ in range(2):
             recorder.record(POD, "Normal", "R", "m")
-            await recorder.flush(10)
+            await recorder.flush(60)
     assert [seen.method for seen in api.seen] == ["POST", "PATCH", "POST"]
 
 
@@ -90,7 +90,7 @@ async def test_a_refused_event_is_lost_and_the_next_one_is_sent(api: Any, client
     async with recording(client, [0.0]) as recorder:
         recorder.record(POD, "Normal", "R", "one")
         recorder.record(POD, "Normal", "R", "two")
-        await recorder.flush(10)
+        await recorder.flush(60)
         assert recorder.dropped == 1
     assert [seen.json()["message"] for seen in api.seen] == ["one", "two"]
 
@@ -101,7 +101,18 @@ async def test_a_full_queue_drops_the_oldest_and_long_messages_are_cut(api: Any,
         recorder.record(POD, "Normal", "R", str(number))
     assert recorder.dropped == 500
     recorder.record(POD, "Normal", "R", "x" * 10000)
-    assert len(recorder._queue[-1].message) == MAX_MESSAGE_CHARS
+    assert len(recorder._queues[POD.namespace][-1].message) == MAX_MESSAGE_CHARS
+
+
+async def test_a_namespace_with_many_events_costs_its_own_and_delays_nobody(api: Any, client: Client) -> None:
+    for namespace in ("loud", "quiet"):
+        api.answer("POST", f"/api/v1/namespaces/{namespace}/events", {})
+    recorder = EventRecorder(client, "c")
+    recorder.record(ObjectRef("Pod", "first", "quiet"), "Normal", "R", "first")
+    for number in range(3000):
+        recorder.record(ObjectRef("Pod", f"p{number}", "loud"), "Normal", "R", "loud")
+    recorder.record(ObjectRef("Pod", "second", "quiet"), "Normal", "R", "second")
+    assert [recorder._next().message for _ in range(4)] == ["first", "loud", "second", "loud"]
 
 
 def lease_record(holder: str, renewed: str) -> LeaseSpec:

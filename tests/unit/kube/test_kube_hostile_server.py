@@ -88,7 +88,7 @@ async def test_a_senseless_watch_event_does_not_end_the_informer(
 ) -> None:
     api.answer("GET", PATH, {"metadata": {"resourceVersion": "1"}, "items": []})
     api.on("WATCH", PATH, raw(line))
-    async with running(client) as (informer, task), asyncio.timeout(20):
+    async with running(client) as (informer, task), asyncio.timeout(60):
         while informer.counters.failures < 1:  # noqa: ASYNC110 -- under a time-out
             await asyncio.sleep(0.01)
         assert not task.done()
@@ -97,7 +97,7 @@ async def test_a_senseless_watch_event_does_not_end_the_informer(
 async def test_versions_that_are_no_sensible_numbers_lead_to_a_new_list(api: Any, client: Client) -> None:
     api.answer("GET", PATH, {"metadata": {"resourceVersion": "9" * 5000}, "items": []})
     api.on("WATCH", PATH, api.watch(then=asyncio.Event().wait))
-    async with running(client) as (informer, _), asyncio.timeout(20):
+    async with running(client) as (informer, _), asyncio.timeout(60):
         await informer.pass_fresh_read()
         assert informer.counters.lists == 2
 
@@ -115,7 +115,7 @@ async def test_watches_of_one_event_each_are_not_made_in_a_tight_loop(api: Any, 
     api.answer("GET", PATH, {"metadata": {"resourceVersion": "1"}, "items": []})
     api.on("WATCH", PATH, api.watch(bookmark))
     async with running(client) as (informer, _):
-        await asyncio.wait_for(informer.synced.wait(), 10)
+        await asyncio.wait_for(informer.synced.wait(), 60)
         await asyncio.sleep(0.5)
         assert informer.counters.watches <= 6
 
@@ -141,7 +141,7 @@ async def test_an_event_about_a_nameless_thing_does_not_stop_the_recorder(api: A
     task = asyncio.create_task(recorder.run())
     for namespace, name in (("..", "p"), ("a", "\ud800"), ("a", "good")):
         recorder.record(ObjectRef("Pod", name, namespace), "Normal", "Reason", "text")
-    await recorder.flush(10)
+    await recorder.flush(60)
     assert (recorder.dropped, api.count("POST", "/api/v1/namespaces/a/events")) == (2, 1)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from aiohttp import web
 
+from hami.kube import informer as informer_module
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.informer import Informer
@@ -73,7 +74,7 @@ class Log:
         self._note(f"-{obj[0]}/{obj[1]}")
 
     async def until(self, text: str) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while text not in self.calls:
                 self._changed.clear()
                 await self._changed.wait()
@@ -108,7 +109,7 @@ async def test_the_list_is_delivered_before_synced_and_the_watch_follows(api: An
     )
     log = Log()
     async with running(client, log) as informer:
-        await asyncio.wait_for(informer.synced.wait(), 10)
+        await asyncio.wait_for(informer.synced.wait(), 60)
         assert log.calls[:2] == ["+p1", "+p2"]
         await log.until("+p3")
         assert log.calls[2:] == ["p1:>new", "-p2/u-p2", "+p3"]
@@ -182,6 +183,18 @@ async def test_an_undecodable_object_is_skipped_and_the_value_known_before_stays
         assert informer.counters.undecodable == 2
 
 
+async def test_a_line_that_is_no_event_is_passed_by_a_new_list(api: Any, client: Client) -> None:
+    api.on("GET", "/api/v1/pods", *(api.json(listing(version, pod("p1", version))) for version in (10, 20)))
+    garbage = {"type": 5, "object": {}}
+    api.on(
+        "WATCH", "/api/v1/pods", api.watch(garbage), api.watch(event("ADDED", pod("p2", 21)), then=forever)
+    )
+    log = Log()
+    async with running(client, log) as informer:
+        await log.until("+p2")
+        assert informer.counters.lists == 2
+
+
 async def test_a_handler_that_raises_does_not_stop_the_informer(api: Any, client: Client) -> None:
     api.answer("GET", "/api/v1/pods", listing(10, pod("boom", 3), pod("p2", 4)))
     api.on("WATCH", "/api/v1/pods", api.watch(event("ADDED", pod("p3", 11)), then=forever))
@@ -196,7 +209,7 @@ async def test_a_failing_list_is_tried_again(api: Any, client: Client) -> None:
     api.on("WATCH", "/api/v1/pods", api.watch(then=forever))
     log = Log()
     async with running(client, log) as informer:
-        await asyncio.wait_for(informer.synced.wait(), 10)
+        await asyncio.wait_for(informer.synced.wait(), 60)
         assert informer.counters.failures == 1
     assert log.calls == ["+p1"]
 
@@ -214,24 +227,27 @@ async def test_a_list_that_expires_between_its_pages_starts_again(api: Any, clie
     api.on("WATCH", "/api/v1/pods", api.watch(then=forever))
     log = Log()
     async with running(client, log) as informer:
-        await asyncio.wait_for(informer.synced.wait(), 10)
+        await asyncio.wait_for(informer.synced.wait(), 60)
         assert len(informer) == 2
     assert log.calls == ["+p1", "+p2"]
 
 
-async def test_a_fresh_read_is_passed_when_the_watch_has_reached_it(api: Any, client: Client) -> None:
+async def test_a_fresh_read_is_passed_when_the_watch_has_reached_it(
+    api: Any, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(informer_module, "_GRACE_S", 60.0)
     gate = asyncio.Event()
     api.answer("GET", "/api/v1/pods", listing(10), listing(15))
     second = api.watch(event("ADDED", pod("p1", 15)), then=forever)
     api.on("WATCH", "/api/v1/pods", api.watch(then=gate.wait), second)
     log = Log()
     async with running(client, log) as informer:
-        await asyncio.wait_for(informer.synced.wait(), 10)
+        await asyncio.wait_for(informer.synced.wait(), 60)
         passing = asyncio.create_task(informer.pass_fresh_read())
         await asyncio.sleep(0.05)
         assert not passing.done(), "the watch has only seen version 10"
         gate.set()
-        await asyncio.wait_for(passing, 10)
+        await asyncio.wait_for(passing, 60)
         assert log.calls == ["+p1"]
         assert informer.counters.lists == 1
 
@@ -242,8 +258,8 @@ async def test_a_fresh_read_that_the_watch_does_not_reach_makes_a_new_list(api: 
     api.on("WATCH", "/api/v1/pods", api.watch(then=forever))
     log = Log()
     async with running(client, log) as informer:
-        await asyncio.wait_for(informer.synced.wait(), 10)
-        await asyncio.wait_for(informer.pass_fresh_read(), 20)
+        await asyncio.wait_for(informer.synced.wait(), 60)
+        await asyncio.wait_for(informer.pass_fresh_read(), 60)
         assert log.calls == ["+p1", "+p2", "-p1/u-p1"]
         assert informer.resource_version == "41"
 
@@ -255,8 +271,8 @@ async def test_a_server_that_closes_watches_at_once_is_not_asked_in_a_tight_loop
     api.on("WATCH", "/api/v1/pods", api.watch())
     log = Log()
     async with running(client, log) as informer:
-        await asyncio.wait_for(informer.synced.wait(), 10)
-        async with asyncio.timeout(20):
+        await asyncio.wait_for(informer.synced.wait(), 60)
+        async with asyncio.timeout(60):
             while informer.counters.watches < 2:  # noqa: ASYNC110 -- under a time-out
                 await asyncio.sleep(0.02)
         assert informer.counters.failures >= informer.counters.watches - 1, "each is followed by a delay"

@@ -61,7 +61,7 @@ async def run_with(api: Any, client: Client, *pages: Page) -> tuple[list[str], I
     informer = Informer(client, PODS, parse, log)
     running = asyncio.create_task(informer.run())
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await informer.synced.wait()
             for one in pages:
                 informer.absorb(one)

@@ -10,8 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hami.local.api.documents import MAX_DEPTH, decode_json, decode_yaml
+from hami.local.api.documents import decode_json, decode_yaml
 from hami.local.api.errors import ApiError
+from hami.protocol.plain import MAX_DEPTH
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=8),

@@ -21,6 +21,7 @@ from hami.node.nvml import (
     GpuMemory,
     GpuSensors,
     GpuUtilization,
+    NvLink,
     ProcessUse,
     XidEvent,
 )
@@ -75,7 +76,9 @@ class FakeCluster:
         except KeyError as error:
             raise NotFound(404, "NotFound", f'pods "{name}" not found') from error
 
-    async def annotate_pod(self, pod: Pod, annotations: Mapping[str, str | None]) -> None:
+    async def annotate_pod(
+        self, pod: Pod, annotations: Mapping[str, str | None], resource_version: str = ""
+    ) -> None:
         failure = self.fail_pod_patches(annotations)
         if failure is not None:
             raise failure
@@ -134,6 +137,9 @@ class FakeNvml:
         self.utilizations: dict[str, GpuUtilization | NvmlError] = {}
         self.list_error: NvmlError | None = None
         self.samples: dict[str, list[ProcessUse] | NvmlError] = {}
+        self.links: dict[str, list[NvLink] | NvmlError] = {}
+        self.ancestors: dict[tuple[str, str], int | NvmlError] = {}
+        self.link_questions = 0
         self.xids: list[XidEvent] = []
         self.wait_error: NvmlError | None = None
         self.waits = 0
@@ -169,6 +175,19 @@ class FakeNvml:
             raise found
         return tuple(sample for sample in found if sample.time_us > since_us)
 
+    def nvlinks(self, gpu: GpuIdentity) -> tuple[NvLink, ...]:
+        self.link_questions += 1
+        found = self.links.get(gpu.uuid, [])
+        if isinstance(found, NvmlError):
+            raise found
+        return tuple(found)
+
+    def common_ancestor(self, one: GpuIdentity, other: GpuIdentity) -> int | None:
+        found = self.ancestors.get((one.uuid, other.uuid), 40)
+        if isinstance(found, NvmlError):
+            raise found
+        return found
+
     def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
         return FakeEvents(self), self.unwatched
 
@@ -176,7 +195,7 @@ class FakeNvml:
         pass
 
 
-async def eventually(condition: Callable[[], bool], limit_s: float = 20) -> None:
+async def eventually(condition: Callable[[], bool], limit_s: float = 60) -> None:
     """Wait until ``condition`` holds; the limit only ends a test that fails."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + limit_s

@@ -17,6 +17,7 @@ from hami.node.exact.documents import Documents
 from hami.node.exact.holders import Holding
 from hami.node.exact.owners import Owners
 from hami.node.lock import LockReleaser
+from hami.node.mig.manager import MigManager
 from hami.node.paths import HostPaths
 from hami.node.plugin.answer import Delivery
 from hami.node.plugin.inventory import Card
@@ -76,12 +77,15 @@ class World:
         self.delivery = PLAIN
         self.cards = CARDS
         self.now = 1000.0
+        self.mig: MigManager | None = None
+        self.limit_s = 0.2
+        """How long the plugin looks for the container of a call; most tests wait for its end."""
         Workspace(host).prepare_start()
         self.plugin = self.start()
 
     def start(self) -> ExactAllocator:
         """The plugin process as it is after a start, with nothing in memory."""
-        owners = Owners(self.cluster, self, str(self.state), self.pods, limit_s=0.2)
+        owners = Owners(self.cluster, self, str(self.state), self.pods, limit_s=self.limit_s)
         return ExactAllocator(
             self.cluster,
             Workspace(self.host),
@@ -91,6 +95,7 @@ class World:
             self.pods,
             LockReleaser(self.cluster),
             clock=lambda: self.now,
+            mig=self.mig,
         )
 
     async def holdings(self, resource: str) -> Sequence[Holding]:
@@ -111,7 +116,7 @@ class World:
         await self.plugin.prepare(
             Call(device_ids=ids, settings=self.settings, delivery=self.delivery, cards=self.cards)
         )
-        await self.plugin.drain(5)
+        await self.plugin.drain(30)
 
     async def started(self, pod: str, container: str = "app") -> dict[str, str]:
         """Start a container that holds its ids; the environment of its document."""

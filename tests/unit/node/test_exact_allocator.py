@@ -76,7 +76,7 @@ async def test_x1_sixty_pods_at_once_each_container_gets_its_own(world: World, m
             if mount["containerPath"] == "/usr/local/vgpu"
         ]  # fmt: skip
         assert directory.endswith(f"/uid-{key[0]}_{key[1]}")
-    await world.plugin.drain(5)
+    await world.plugin.drain(30)
     assert LOCK not in world.cluster.node_annotations
     assert sorted(name for name, _ in world.cluster.patches) == sorted(f"p{index}" for index in range(60))
 
@@ -322,3 +322,30 @@ async def test_x18_a_broker_turned_on_reaches_a_restarted_container(served: Worl
     mounts = [mount["containerPath"] for mount in served.edits(gpus(0))["mounts"]]
     assert mounts.index("/tmp/vgpulock") + 1 == mounts.index("/tmp/vgpulock/hostpid")
     assert "LIBVGPU_HOSTPID_BROKER=1\n" in (Path(served.host.limits) / "uid-p_app").read_text()
+
+
+async def test_a_mount_point_that_cannot_be_made_is_mounted_on_by_no_container(
+    served: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("hami.node.plugin.workspace.prepare_mount_point", fail)
+    served.delivery = Delivery(broker=True, extras={}, device_nodes={})
+    await served.started("p")
+    mounts = [mount["containerPath"] for mount in served.edits(gpus(0))["mounts"]]
+    assert "/tmp/vgpulock" in mounts
+    assert "/tmp/vgpulock/hostpid" not in mounts
+    assert "HAMiLockParentUnsafe" in [item[1] for item in served.cluster.events]
+
+
+async def test_a15_with_the_gate_off_the_document_overrides_the_pod_s_own_gate(
+    world: World, make_pod: Make
+) -> None:
+    own = [("LIBVGPU_HOSTPID_BROKER", "1")]
+    world.cluster.add(make_pod("p", f"{U1},NVIDIA,3000,30:;", env={"app": own}))
+    world.held[("p", "app")] = gpus(0)
+    assert (await world.started("p"))["LIBVGPU_HOSTPID_BROKER"] == "0"
+    mounts = world.edits(gpus(0))["mounts"]
+    assert "/tmp/vgpulock" in [mount["containerPath"] for mount in mounts]
+    assert "hostpid" not in str(mounts)

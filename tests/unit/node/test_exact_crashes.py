@@ -183,7 +183,7 @@ async def test_kubelet_sees_why_a_container_does_not_start(world: World) -> None
         nothing = pb.AllocateRequest(container_requests=[pb.ContainerAllocateRequest()])
         code, _ = await refused(stub.Allocate(nothing))
         assert code == grpc.StatusCode.INVALID_ARGUMENT
-    await world.plugin.drain(5)
+    await world.plugin.drain(30)
 
 
 async def test_the_node_says_exact_so_that_no_lock_is_taken(cluster: Any, make_nvml: Make) -> None:

@@ -46,6 +46,8 @@ def become_directory(path: Path) -> None:
 
 async def test_without_an_owner_nothing_is_written(served: World) -> None:
     served.held.clear()
+    served.limit_s = 1.5
+    served.plugin = served.start()
     with pytest.raises(NotYetError, match="no container with these devices"):
         await served.pre_start(*gpus(0))
     assert served.lists > 1
@@ -56,6 +58,8 @@ async def test_without_an_owner_nothing_is_written(served: World) -> None:
 async def test_an_owner_that_kubelet_lists_late_is_found_within_the_call(served: World) -> None:
     held = dict(served.held)
     served.held.clear()
+    served.limit_s = 60.0
+    served.plugin = served.start()
     call = asyncio.create_task(served.pre_start(*gpus(0)))
     await served.listed()
     served.held.update(held)
@@ -160,7 +164,7 @@ async def test_a_call_that_kubelet_gave_up_is_finished(served: World) -> None:
     await served.listed()
     call.cancel()
     await asyncio.wait({call})
-    await served.plugin.drain(5)
+    await served.plugin.drain(30)
     assert served.path(gpus(0)).exists()
 
 

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 
 from hami.node.errors import NvmlError
+from hami.node.monitor.claims import LimitsFolder
 from hami.node.monitor.feedback import Activity, judge
 from hami.node.monitor.garbage import Garbage
 from hami.node.monitor.hostgpu import HostReader
@@ -104,6 +105,7 @@ class Bench:
             Tracker(str(self.containers)),
             HostReader(nvml, str(self.mig_lock), retry_s=0),
             Garbage(str(self.containers), str(self.limits)),
+            LimitsFolder(str(self.limits)),
             self.pods,
             self.pods.list_uids,
             lambda book: None,

@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from region_cutter import cut_without_pause
 
 from hami.node.monitor import files
 from hami.node.monitor.files import (
@@ -182,6 +185,107 @@ def test_a_file_cut_between_two_reads_is_a_short_read(host: Host, monkeypatch: p
     with pytest.raises(RegionError) as caught:
         read_directory(host.descriptor, NAME)
     assert caught.value.reason == "short_read"
+
+
+def test_a_file_cut_inside_the_head_of_our_block_has_none(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = host.store(with_extension())
+    before = path.stat()
+    os.truncate(path, layout.EXTENSION_OFFSET + 10)
+    monkeypatch.setattr(os, "fstat", lambda _: before)
+    assert read_ring(host.descriptor, NAME) == b""
+    write_directory(host.descriptor, NAME, Writes(heartbeat=5))
+    assert path.stat().st_size == layout.EXTENSION_OFFSET + 10
+
+
+def test_a_file_that_is_cut_and_grown_without_pause_is_an_error_of_that_region(host: Host) -> None:
+    data = with_extension()
+    layout.V1.proc_num.write(data, 1000)
+    path = host.store(data)
+    tracker = Tracker(str(host.folder))
+    with cut_without_pause(path):
+        for turn in range(300):
+            sweep = tracker.sweep()
+            assert sum(sweep.errors.values()) <= 1
+            tracker.rings([NAME])
+            tracker.write({NAME: Writes(recent_kernel=0, utilization_switch=1, heartbeat=turn)})
+
+
+def seen_during(path: Path, field: layout.Number, base: int, writes: Writes, order: list[int]) -> list[int]:
+    """What a program reads from a field while it is written by a kernel that copies byte by byte.
+
+    Of the bytes left to be copied the next one is chosen by ``order``.
+    """
+    real = os.pwrite
+    seen = []
+
+    def bytewise(descriptor: int, data: bytes, offset: int) -> int:
+        left = list(range(len(data)))
+        for turn in range(len(data)):
+            place = left.pop(order[turn % len(order)] % len(left))
+            real(descriptor, data[place : place + 1], offset + place)
+            seen.append(field.read(os.pread(descriptor, 8, base + field.offset), -field.offset))
+        return len(data)
+
+    with (
+        open_containers(str(path.parent.parent)) as containers,
+        pytest.MonkeyPatch.context() as patched,
+    ):
+        patched.setattr(os, "pwrite", bytewise)
+        write_directory(containers, NAME, writes)
+    assert seen
+    return seen
+
+
+ORDERS = st.lists(st.integers(0, 7), min_size=1, max_size=8)
+
+
+@pytest.fixture(scope="module")
+def shared_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """One for many examples."""
+    made = Host(tmp_path_factory.mktemp("shared"))
+    yield made
+    os.close(made.descriptor)
+
+
+@given(old=st.integers(0, 2**34), step=st.integers(-(2**20), 2**20) | st.sampled_from([5]), order=ORDERS)
+@example(old=0x6A_FE, step=5, order=[0])
+@example(old=0x6B_03, step=-5, order=[7])
+def test_a_program_never_reads_a_heartbeat_older_than_both(
+    shared_host: Host, old: int, step: int, order: list[int]
+) -> None:
+    """One that is 30 s old lets a blocked container go."""
+    data, new = with_extension(), max(0, old + step)
+    layout.Extension.heartbeat.write(data, old, layout.EXTENSION_OFFSET)
+    path = shared_host.store(data)
+    if new == old:
+        new += 1
+    seen = seen_during(
+        path, layout.Extension.heartbeat, layout.EXTENSION_OFFSET, Writes(heartbeat=new), order
+    )
+    assert min(seen) >= min(old, new)
+    assert seen[-1] == new
+
+
+@given(
+    change=st.integers(0, 254).map(lambda n: (n + 1, n))
+    | st.integers(0, 255).map(lambda n: (n, -1))
+    | st.just((-1, 0)),
+    order=ORDERS,
+)
+def test_a_half_written_counter_acts_like_the_old_or_the_new_one(
+    shared_host: Host, change: tuple[int, int], order: list[int]
+) -> None:
+    """Programs ask whether it is negative, and replace 0 and 1 by 2 with one instruction."""
+    data, (old, new) = region(), change
+    layout.V1.recent_kernel.write(data, old)
+    path = shared_host.store(data)
+    seen = seen_during(path, layout.V1.recent_kernel, 0, Writes(recent_kernel=new), order)
+    signs = [value < 0 for value in seen]
+    assert signs == sorted(signs, reverse=old < 0), "it changes once"
+    assert all(value in (old, new) for value in seen if value in (0, 1))
+    assert seen[-1] == new
 
 
 @pytest.mark.parametrize(("settles_after", "total"), [(1, 7), (99, 5)])

@@ -299,6 +299,17 @@ def test_the_extension_block_gives_its_numbers_per_device(containers: Path) -> N
     assert (extra.throttled_seconds, extra.refusals, extra.peak, extra.residual) == (2.5, 3, 99, 7)
 
 
+@pytest.mark.parametrize(("answers", "fallbacks"), [(0, 0), (3, 0), (0, 2), (2**64 - 1, 2**64 - 1)])
+def test_the_extension_block_counts_who_asked_the_broker(
+    containers: Path, answers: int, fallbacks: int
+) -> None:
+    builder = Builder(extension=True).device(0)
+    layout.Extension.broker_answers.write(builder.data, answers, layout.EXTENSION_OFFSET)
+    layout.Extension.broker_fallbacks.write(builder.data, fallbacks, layout.EXTENSION_OFFSET)
+    store(containers, builder.data)
+    assert read(containers).broker == (min(answers, SATURATED), min(fallbacks, SATURATED))
+
+
 def test_56_the_size_of_a_directory_follows_no_link(containers: Path, tmp_path: Path) -> None:
     big = tmp_path / "big"
     big.write_bytes(b"x" * (1 << 20))

@@ -3,152 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import os
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from click.testing import CliRunner
-from prometheus_client.parser import text_string_to_metric_families
+from monitor_world import GIB, U1, U2, Bench, pod, region_bytes, value
 
-from hami.cli.monitor import command, resync_seconds
-from hami.node.errors import NvmlError, NvmlUnsupportedError, SettingsError
-from hami.node.monitor.garbage import Garbage, StaleList, belongs_to_pod
-from hami.node.monitor.hostgpu import HostReader
-from hami.node.monitor.pods import PodInfo, pod_info
-from hami.node.monitor.process import add_build_info
+from hami.node.errors import NvmlError, NvmlUnsupportedError
+from hami.node.monitor.garbage import StaleList, belongs_to_pod
 from hami.node.monitor.region import DeviceUse, Region
 from hami.node.monitor.ring import new_events
 from hami.node.monitor.series import ContainerSample, SeriesBook, add_container, elapsed_seconds
-from hami.node.monitor.server import Application, ListenError, MetricsServer, listen
-from hami.node.monitor.service import Monitor, MonitorOptions
-from hami.node.monitor.tracker import Tracker
 from hami.protocol import region_layout as layout
-
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
-GIB = 1 << 30
-Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
-
-
-def region_bytes(
-    uuid: str = U1, *, used: int = 0, limit: int = 0, recent: int = 2, priority: int = 1
-) -> bytearray:
-    """A v1 region of one device and one process."""
-    data = bytearray(layout.V1.SIZE + 1)
-    layout.V1.magic.write(data, layout.MAGIC)
-    layout.V1.major.write(data, 1)
-    layout.V1.minor.write(data, 2)
-    layout.V1.device_count.write(data, 1)
-    start = layout.V1.uuid.offset
-    data[start : start + len(uuid)] = uuid.encode()
-    layout.V1.limit.write(data, limit)
-    layout.V1.sm_limit.write(data, 30)
-    layout.V1.proc_num.write(data, 1)
-    base = layout.V1.procs.base(0)
-    layout.V1Slot.status.write(data, layout.SLOT_RUNNING, base)
-    layout.V1Slot.used_total.write(data, used, base)
-    layout.V1Slot.hostpid.write(data, 4242, base)
-    layout.V1.utilization_switch.write(data, 1)
-    layout.V1.recent_kernel.write(data, recent)
-    layout.V1.priority.write(data, priority)
-    return data
-
-
-def pod(uid: str, *containers: str, allocated: str = "", phase: str = "Running") -> PodInfo:
-    text = {
-        "metadata": {
-            "uid": uid,
-            "namespace": "team-a",
-            "name": f"pod-{uid}",
-            "annotations": {"hami.io/vgpu-devices-allocated": allocated},
-        },
-        "spec": {"containers": [{"name": name} for name in containers]},
-        "status": {"phase": phase},
-    }
-    return pod_info(msgspec.Raw(msgspec.json.encode(text)))
-
-
-class FakePods:
-    """The pod watch and the direct list."""
-
-    def __init__(self) -> None:
-        self.synced = True
-        self.pods: dict[str, PodInfo] = {}
-        self.listed: set[str] | None = None
-        self.lists = 0
-
-    def add(self, info: PodInfo) -> None:
-        self.pods[info.uid] = info
-
-    def by_uid(self) -> Mapping[str, PodInfo]:
-        return self.pods
-
-    async def list_uids(self) -> set[str]:
-        self.lists += 1
-        return self.listed if self.listed is not None else set(self.pods)
-
-
-class Bench:
-    """A monitor on a temporary directory."""
-
-    def __init__(self, folder: Path, nvml: Any, **options: Any) -> None:
-        self.base = folder / "vgpu"
-        (self.base / "containers").mkdir(parents=True)
-        (self.base / "limits").mkdir()
-        self.mig_lock = folder / "mig.lock"
-        self.proc = folder / "proc"
-        self.proc.mkdir()
-        self.pods = FakePods()
-        self.nvml = nvml
-        self.events: list[tuple[str, str, str]] = []
-        self.now = time.time()
-        self.monitor = Monitor(
-            MonitorOptions(node="n1", proc=str(self.proc), tick_s=0.02, **options),
-            Tracker(str(self.base / "containers")),
-            HostReader(nvml, str(self.mig_lock), retry_s=0),
-            Garbage(str(self.base / "containers"), str(self.base / "limits")),
-            self.pods,
-            self.pods.list_uids,
-            add_build_info,
-            lambda info, event: self.events.append((info.name, event.reason, event.message)),
-            clock=lambda: self.now,
-        )
-
-    def directory(self, name: str, data: bytes | bytearray | None = None) -> Path:
-        path = self.base / "containers" / name
-        path.mkdir(exist_ok=True)
-        if data is not None:
-            (path / "k.cache").write_bytes(data)
-        return path
-
-    def fields(self, name: str) -> tuple[int, int]:
-        data = (self.base / "containers" / name / "k.cache").read_bytes()
-        return layout.V1.recent_kernel.read(data), layout.V1.utilization_switch.read(data)
-
-    async def scrape(self) -> Samples:
-        return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for metric in await self.monitor.collect()
-            for sample in metric.samples
-        }
-
-
-def value(samples: Samples, name: str, **labels: str) -> float | None:
-    """The one series of ``name`` that has these labels, None if there is none."""
-    found = [
-        number
-        for (series, pairs), number in samples.items()
-        if series == name and labels.items() <= dict(pairs).items()
-    ]
-    assert len(found) <= 1
-    return found[0] if found else None
 
 
 @pytest.fixture
@@ -265,6 +134,84 @@ async def test_32_the_tick_blocks_and_51_the_end_unblocks(bench: Bench) -> None:
     assert bench.fields("uid-b_web")[0] == 0
     samples = await bench.scrape()
     assert value(samples, "hami_vgpu_core_limit_enforced", pod="pod-uid-b") in (0, 1)
+
+
+def declare(bench: Bench, name: str, text: str) -> None:
+    (bench.base / "limits" / name).write_text(text)
+
+
+async def test_a_priority_that_the_node_did_not_give_stops_nobody(bench: Bench) -> None:
+    """The region is the workload's to write; the limits file is the node's."""
+    for uid, claimed in (("uid-a", 0), ("uid-b", 1)):
+        bench.pods.add(pod(uid, "web"))
+        bench.directory(f"{uid}_web", region_bytes(priority=claimed))
+        declare(bench, f"{uid}_web", "CUDA_DEVICE_SM_LIMIT=30\nCUDA_TASK_PRIORITY=1\n")
+    await bench.monitor.tick()
+    assert bench.fields("uid-a_web") == bench.fields("uid-b_web") == (1, 1)
+
+
+async def test_a_priority_that_the_node_gave_counts_whatever_the_region_says(bench: Bench) -> None:
+    """Nobody gets past a block by a priority of his own."""
+    for uid, given, claimed in (("uid-a", 0, 1), ("uid-b", 3, -1)):
+        bench.pods.add(pod(uid, "web"))
+        bench.directory(f"{uid}_web", region_bytes(priority=claimed))
+        declare(bench, f"{uid}_web", f" CUDA_TASK_PRIORITY = {given}\r\n")
+    await bench.monitor.tick()
+    assert bench.fields("uid-a_web") == (1, 0)
+    assert bench.fields("uid-b_web") == (-1, 1)
+
+
+@pytest.mark.parametrize("text", ["", "CUDA_TASK_PRIORITY=high\n", "#CUDA_TASK_PRIORITY=1\n", None])
+async def test_without_a_priority_of_the_node_the_region_s_counts(bench: Bench, text: str | None) -> None:
+    """As HAMi's plugin leaves it."""
+    for uid, claimed in (("uid-a", 0), ("uid-b", 1)):
+        bench.pods.add(pod(uid, "web"))
+        bench.directory(f"{uid}_web", region_bytes(priority=claimed))
+        if text is None:
+            (bench.base / "limits" / f"{uid}_web").mkdir()
+        else:
+            declare(bench, f"{uid}_web", text)
+    await bench.monitor.tick()
+    assert bench.fields("uid-b_web") == (-1, 1)
+
+
+async def test_a_container_is_active_on_no_card_that_it_was_not_given(bench: Bench) -> None:
+    bench.pods.add(pod("uid-a", "web", allocated=f"{U2},NVIDIA,1024,30:;"))
+    bench.pods.add(pod("uid-b", "web", allocated=f"{U1},NVIDIA,1024,30:;"))
+    bench.directory("uid-a_web", region_bytes(U1, priority=0))
+    bench.directory("uid-b_web", region_bytes(U1, priority=1))
+    await bench.monitor.tick()
+    assert bench.fields("uid-b_web") == (1, 0)
+    bench.directory("uid-a_web", region_bytes(U2, priority=0))
+    bench.directory("uid-c_web", region_bytes(U2, priority=1))
+    bench.pods.add(pod("uid-c", "web", allocated=f"{U2},NVIDIA,1024,30:;"))
+    await bench.monitor.tick()
+    assert bench.fields("uid-c_web") == (-1, 1)
+
+
+async def test_a_container_has_no_series_of_cards_that_it_was_not_given(bench: Bench) -> None:
+    """With ever new names it would fill the metrics store, and with a neighbour's it would speak for him."""
+    bench.pods.add(pod("uid-a", "web", allocated=f"{U1},NVIDIA,1024,30:;"))
+    bench.directory("uid-a_web", region_bytes(U2, used=GIB))
+    samples = await bench.scrape()
+    assert value(samples, "hami_vgpu_memory_used_bytes", container="web") is None
+    bench.directory("uid-a_web", region_bytes(U1, used=GIB))
+    samples = await bench.scrape()
+    assert value(samples, "hami_vgpu_memory_used_bytes", container="web", device_uuid=U1) == GIB
+
+
+MIG = (
+    '[{"containerIndex":0,"deviceIndex":0,"gpuUUID":"%s","profile":"1g.5gb","placement":{"start":0,"size":1},'
+    '"migUUID":"MIG-b","gpuInstanceID":1,"computeInstanceID":0}]'
+)
+
+
+@pytest.mark.parametrize("claimed", [U1, "MIG-b"])
+async def test_a_container_of_an_instance_has_series_of_card_and_instance(bench: Bench, claimed: str) -> None:
+    bench.pods.add(pod("uid-a", "web", allocated=f"{U1}[0-1],NVIDIA,1024,30:;", mig=MIG % U1))
+    bench.directory("uid-a_web", region_bytes(claimed, used=GIB))
+    samples = await bench.scrape()
+    assert value(samples, "hami_vgpu_memory_used_bytes", container="web", device_uuid=claimed) == GIB
 
 
 async def test_42_a_change_of_mig_pauses_nvml_and_feedback(bench: Bench) -> None:
@@ -491,100 +438,25 @@ def test_without_a_last_kernel_there_are_seven_of_the_eight_series() -> None:
         assert len(names & {metric.name for metric in book.metrics}) == count
 
 
+@pytest.mark.parametrize(("broker", "expected"), [((0, 0), None), ((3, 0), 0), ((1, 2), 2)])
+def test_fallbacks_of_the_host_pid_broker_are_shown_once_anybody_asked(
+    broker: tuple[int, int], expected: int | None
+) -> None:
+    """host-pid-broker.md C28: per container, with the gate on only."""
+    sample = sample_of(DeviceUse(0, U1, 1, 0, 1, 1, 1, 1, 1))
+    assert sample.region is not None
+    book = SeriesBook()
+    asked = replace(sample, region=replace(sample.region, broker=broker))
+    add_container(book, asked, 1000.0, emit_allocated=True, legacy=False)
+    found = {item.name: item for metric in book.metrics for item in metric.samples}
+    shown = found.get("hami_hostpid_broker_fallbacks_total")
+    assert (shown and shown.value) == expected
+    assert shown is None or shown.labels.items() >= {"namespace": "ns", "pod": "p", "container": "c"}.items()
+
+
 def test_a_duplicate_series_is_dropped_and_counted() -> None:
     book = SeriesBook()
     book.gauge("hami_monitor_nvml_up", {}, 1)
     book.gauge("hami_monitor_nvml_up", {}, 0)
     assert book.duplicates == 1
     assert [sample.value for metric in book.metrics for sample in metric.samples] == [1.0]
-
-
-class Served:
-    """The HTTP server of a bench on a free port."""
-
-    def __init__(self, monitor: Monitor) -> None:
-        self.listener = listen("127.0.0.1:0")
-        self.server = MetricsServer(Application(monitor), self.listener)
-        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-
-    async def __aenter__(self) -> Served:
-        self.task = asyncio.create_task(self.server.run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.server.stop()
-        await self.task
-
-    async def get(self, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, Any]:
-        def fetch() -> tuple[int, bytes, Any]:
-            request = urllib.request.Request(self.url + path, headers=headers, method=method)
-            try:
-                with urllib.request.urlopen(request, timeout=20) as answer:
-                    return answer.status, answer.read(), answer.headers
-            except urllib.error.HTTPError as error:
-                with error:
-                    return error.code, error.read(), error.headers
-
-        return await asyncio.to_thread(fetch)
-
-
-async def test_49_the_scrape_is_prometheus_text_in_one_zone(bench: Bench) -> None:
-    bench.pods.add(pod("uid-a", "web"))
-    bench.directory("uid-a_web", region_bytes(used=7))
-    async with Served(bench.monitor) as served:
-        status, body, headers = await served.get("/metrics")
-        packed = (await served.get("/metrics", **{"Accept-Encoding": "gzip"}))[1]
-        openmetrics = await served.get("/metrics", Accept="application/openmetrics-text; version=1.0.0")
-    assert status == 200
-    assert headers["content-type"].startswith("text/plain; version=0.0.4")
-    families = list(text_string_to_metric_families(body.decode()))
-    for family in families:
-        for sample in family.samples:
-            assert (sample.labels.get("zone") == "vGPU") != (family.name == "hami_build_info")
-            assert family.type == ("counter" if sample.name.endswith("_total") else "gauge")
-    assert b"hami_vgpu_memory_used_bytes" in gzip.decompress(packed)
-    assert openmetrics[1].rstrip().endswith(b"# EOF")
-
-
-async def test_health_and_readiness(bench: Bench) -> None:
-    bench.pods.synced = False
-    async with Served(bench.monitor) as served:
-        assert (await served.get("/healthz"))[0] == 200
-        assert (await served.get("/readyz"))[0] == 503
-        bench.pods.synced = True
-        assert (await served.get("/readyz"))[0] == 200
-        bench.now += 61
-        assert (await served.get("/healthz"))[0] == 503
-        assert (await served.get("/other"))[0] == 404
-        assert (await served.get("/metrics", method="POST"))[0] == 405
-
-
-def test_a_taken_port_and_a_bad_address_are_errors() -> None:
-    with listen("127.0.0.1:0") as taken, pytest.raises(ListenError, match="cannot listen"):
-        listen(f"127.0.0.1:{taken.getsockname()[1]}")
-    for address in ("9394", "127.0.0.1", "127.0.0.1:x", "127.0.0.1:70000", ""):
-        with pytest.raises(SettingsError):
-            listen(address)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"), [(None, 300), ("abc", 300), ("1h30m", 5400), ("250ms", 60), ("-5m", 60), ("0s", 60)]
-)
-def test_2_3_the_resync_interval(text: str | None, seconds: float) -> None:
-    assert resync_seconds(text) == seconds
-
-
-@pytest.mark.parametrize("missing", ["HOOK_PATH", "NODE_NAME"])
-def test_1_a_missing_variable_is_named(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("HOOK_PATH", "NODE_NAME"):
-        monkeypatch.setenv(name, "" if name == missing else "x")
-    result = CliRunner().invoke(command, ["-v=4", "--logtostderr", "--v", "2"])
-    assert result.exit_code != 0
-    assert missing in result.output
-
-
-def test_5_the_version_has_six_lines_and_unknown_flags_are_refused() -> None:
-    result = CliRunner().invoke(command, ["version"])
-    assert result.exit_code == 0
-    assert len(result.output.splitlines()) >= 6
-    assert CliRunner().invoke(command, ["--no-such-flag"]).exit_code != 0

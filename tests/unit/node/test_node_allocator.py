@@ -190,6 +190,19 @@ async def test_l19_a_symlink_as_lock_parent_fails_without_mounts(bench: Bench, m
     assert bench.cluster.notes("p")["hami.io/bind-phase"] == "failed"
 
 
+async def test_d16_an_unsafe_lock_parent_fails_the_pod_and_frees_the_node(
+    bench: Bench, make_pod: Make
+) -> None:
+    bench.cluster.add(make_pod("p", ONE))
+    bench.lock("p")
+    bench.link_below_root("tmp/vgpulock", "elsewhere")
+    with pytest.raises(AllocateError, match="failed to prepare host PID lock parent"):
+        await bench.allocate([f"{U1}-7"])
+    assert bench.cluster.notes("p")["hami.io/bind-phase"] == "failed"
+    assert not bench.is_locked
+    assert "is a symlink" in bench.cluster.notes("p")["hami.io/allocate-error"]
+
+
 @pytest.mark.parametrize("name", ["libvgpu.so.v2.10.0", "ld.so.preload", "limits/uid-p_app"])
 @pytest.mark.parametrize("kind", ["directory", "symlink"])
 async def test_l35_a_mount_source_that_is_no_regular_file_fails(
@@ -262,7 +275,7 @@ async def test_an_allocation_goes_on_when_kubelet_hangs_up(bench: Bench, make_po
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    await bench.allocator.drain(10)
+    await bench.allocator.drain(30)
     assert bench.cluster.notes("p")["hami.io/bind-phase"] == "success"
     assert not bench.is_locked
 

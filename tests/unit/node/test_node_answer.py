@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import posixpath
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hami.node.config import Settings
 from hami.node.paths import HostPaths
@@ -130,6 +133,36 @@ def test_l20_volume_mounts_carry_the_ids() -> None:
     assert result.mounts[0] == Mount(f"/var/run/nvidia-container-devices/{U1}", "/dev/null", False)
 
 
+def test_cards_are_named_by_index_where_that_is_chosen() -> None:
+    node = DeviceNode("/dev/nvidia3", "/dev/nvidia3")
+    chosen = replace(PLAIN, indexes={U1: "3", U2: "0"}, device_nodes={U1: (node,)})
+    two = slot((U1, 1000, 10), (U2, 2000, 20))
+    found = answer(two, delivery=chosen)
+    assert found.env["NVIDIA_VISIBLE_DEVICES"] == "3,0"
+    assert found.env["HAMI_DEVICE_UUIDS"] == f"{U1},{U2}"
+    assert found.devices == (node,)
+    mounted = answer(two, delivery=replace(chosen, volume_mounts=True)).mounts[:2]
+    assert [mount.container_path for mount in mounted] == [
+        "/var/run/nvidia-container-devices/3",
+        "/var/run/nvidia-container-devices/0",
+    ]
+
+
+def test_imex_channels_go_the_way_of_the_cards() -> None:
+    channel = DeviceNode("/dev/nvidia-caps-imex-channels/channel0", "/dev/nvidia-caps-imex-channels/channel0")
+    chosen = replace(PLAIN, imex=("0",), device_nodes={"imex": (channel,)})
+    found = answer(delivery=chosen)
+    assert found.env["NVIDIA_IMEX_CHANNELS"] == "0"
+    assert found.devices == (channel,)
+    mounted = answer(delivery=replace(chosen, volume_mounts=True))
+    assert "NVIDIA_IMEX_CHANNELS" not in mounted.env
+    assert [mount.container_path for mount in mounted.mounts[:2]] == [
+        f"/var/run/nvidia-container-devices/{U1}",
+        "/var/run/nvidia-container-devices/imex/0",
+    ]
+    assert "NVIDIA_IMEX_CHANNELS" not in answer().env
+
+
 def test_l23_device_nodes_of_the_container_and_control_nodes() -> None:
     nodes = {
         "": (DeviceNode("/dev/nvidiactl", "/dev/nvidiactl"),),
@@ -224,3 +257,102 @@ def test_a5_a9_one_canonical_mount_and_similar_names_stay() -> None:
     near = Mount("/tmp/vgpulock/hostpid2", "/n", False)
     mounts = [BROKER, near, Mount("/tmp/vgpulock/hostpid/../hostpid", "/bad", False)]
     assert integrate_broker({}, mounts, True, PATHS)[1] == [PARENT, BROKER, near]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/tmp/vgpulock/hostpid/",
+        "tmp/vgpulock/hostpid",
+        "/tmp/vgpulock/hostpid/../hostpid",
+        "//tmp//vgpulock/./hostpid",
+    ],
+)
+def test_a5_every_spelling_of_the_target_is_one_canonical_mount(path: str) -> None:
+    mounts = [X, BROKER, Y, Mount(path, "/bad", False)]
+    assert integrate_broker({}, mounts, True, PATHS)[1] == [X, PARENT, BROKER, Y]
+    assert integrate_broker({}, [Mount(path, "/bad", False), X], True, PATHS)[1] == [PARENT, BROKER, X]
+
+
+PATHS_OF_MOUNTS = st.sampled_from(
+    [
+        *("/tmp/vgpulock", "/tmp/vgpulock/", "tmp/vgpulock", "/tmp/./vgpulock", "/tmp//vgpulock"),
+        *("/tmp/vgpulock/hostpid", "tmp/vgpulock/hostpid/", "/tmp/vgpulock/x/../hostpid"),
+        *("/tmp/vgpulock2", "/tmp/vgpulock/hostpid2", "/TMP/vgpulock", "/x", "", "/"),
+    ]
+)
+MOUNTS = st.lists(st.builds(Mount, PATHS_OF_MOUNTS, st.sampled_from(["/a", "/b"]), st.booleans()), max_size=8)
+ENVS = st.dictionaries(st.sampled_from(["LIBVGPU_HOSTPID_BROKER", "K", "L"]), st.sampled_from(["0", "1"]))
+
+
+@given(MOUNTS, ENVS, st.booleans())
+def test_a6_integrating_twice_is_integrating_once(
+    mounts: list[Mount], env: dict[str, str], gate: bool
+) -> None:
+    once = integrate_broker(env, mounts, gate, PATHS)
+    assert integrate_broker(*once, gate, PATHS) == once
+    result_env, result = once
+    names = [posixpath.normpath("/" + mount.container_path.lstrip("/")) for mount in result]
+    assert names.count("/tmp/vgpulock") == 1
+    assert names.count("/tmp/vgpulock/hostpid") == int(gate)
+    if gate:
+        assert names.index("/tmp/vgpulock") < names.index("/tmp/vgpulock/hostpid")
+    ours = ("/tmp/vgpulock", "/tmp/vgpulock/hostpid")
+    unrelated = [mount for mount in result if mount not in (PARENT, BROKER)]
+    assert unrelated == [
+        mount for mount in mounts if posixpath.normpath("/" + mount.container_path.lstrip("/")) not in ours
+    ]
+    assert result_env.get("LIBVGPU_HOSTPID_BROKER") == ("1" if gate else None)
+    assert {key: value for key, value in result_env.items() if key in "KL"} == {
+        key: value for key, value in env.items() if key in "KL"
+    }
+
+
+def test_a7_an_empty_environment_gets_the_one_key() -> None:
+    assert integrate_broker({}, [], True, PATHS) == ({"LIBVGPU_HOSTPID_BROKER": "1"}, [PARENT, BROKER])
+
+
+def test_a8_an_empty_mount_is_kept() -> None:
+    empty = Mount("", "", False)
+    assert integrate_broker({}, [empty, X], True, PATHS)[1] == [empty, X, PARENT, BROKER]
+    assert integrate_broker({}, [empty, X], False, PATHS)[1] == [empty, X, PARENT]
+
+
+def test_a2_a10_without_the_gate_no_answer_has_the_broker_whatever_the_pod_sets() -> None:
+    result = answer(container=container_with(("LIBVGPU_HOSTPID_BROKER", "1")))
+    assert "LIBVGPU_HOSTPID_BROKER" not in result.env
+    assert "/tmp/vgpulock" in targets(result)
+    assert not [mount for mount in result.mounts if "hostpid" in mount.container_path + mount.host_path]
+
+
+def test_a1_the_order_of_all_mounts_with_the_broker() -> None:
+    result = answer(delivery=replace(PLAIN, broker=True), files=replace(FILES, license=True))
+    assert targets(result) == [
+        *("/usr/local/vgpu/libvgpu.so", "/usr/local/vgpu", "/tmp/vgpulock", "/tmp/vgpulock/hostpid"),
+        *("/etc/ld.so.preload", "/tmp/license", "/usr/bin/vgpuvalidator", "/overrideEnv"),
+    ]
+    assert result.mounts[2] == PARENT
+    assert result.mounts[3] == BROKER
+
+
+def test_a11_control_that_is_disabled_takes_the_preload_and_leaves_the_broker() -> None:
+    container = container_with(("CUDA_DISABLE_CONTROL", "true"))
+    result = answer(container=container, delivery=replace(PLAIN, broker=True))
+    assert BROKER in result.mounts
+    assert result.env["LIBVGPU_HOSTPID_BROKER"] == "1"
+    assert "/etc/ld.so.preload" not in targets(result)
+
+
+def test_the_node_wide_lock_is_handed_on_with_the_broker_only() -> None:
+    """host-pid-broker.md §9.5: off by default, and nothing without the broker's directory."""
+    for broker, lock in ((False, False), (False, True), (True, False), (True, True)):
+        delivery = replace(PLAIN, broker=broker, hostpid_node_lock=lock)
+        table = limits_table(ONE, Container(name="app"), Settings(), CACHE, delivery)
+        assert table.get("VGPU_HOSTPID_NODE_LOCK") == ("1" if broker and lock else None)
+
+
+@pytest.mark.parametrize("gate", [True, False])
+def test_a14_the_limits_file_says_whether_the_broker_is_there(gate: bool) -> None:
+    delivery = replace(PLAIN, broker=gate)
+    table = limits_table(ONE, Container(name="app"), Settings(), CACHE, delivery)
+    assert f"LIBVGPU_HOSTPID_BROKER={int(gate)}\n".encode() in limits_text(table)

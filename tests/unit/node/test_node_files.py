@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from hami.node.errors import SettingsError, UnsafePathError
 from hami.node.files import (
     ensure_directory,
     open_directory,
+    open_regular,
     read_regular,
     remove_tree,
     replace_file,
@@ -198,3 +200,19 @@ def test_a_link_out_of_the_host_root_is_refused(tmp_path: Path) -> None:
     (root / "var/lib/kubelet").symlink_to(outside)
     with pytest.raises(SettingsError):
         HostPaths(str(root)).kubelet_socket(None)
+
+
+def test_what_is_no_regular_file_is_not_opened_at_all(tmp_path: Path) -> None:
+    """Whoever opens a device may start it; here a writer of a FIFO, who waits for a reader, would go on."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    written = threading.Thread(target=lambda: os.close(os.open(fifo, os.O_WRONLY)), daemon=True)
+    written.start()
+    for access in (os.O_RDONLY, os.O_RDWR):
+        with pytest.raises(UnsafePathError, match="it is a fifo"):
+            open_regular(fifo, access)
+    written.join(timeout=0.3)
+    assert written.is_alive()
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    written.join()
+    os.close(reader)

@@ -15,6 +15,8 @@ from hami.cli.device_plugin import command
 from hami.node.errors import SettingsError, UnsafePathError
 from hami.node.paths import HostPaths
 from hami.node.plugin.library import LibraryError, install, verify
+from hami.node.plugin.recovery_rules import RecoveryMode, RecoveryRules
+from hami.node.plugin.scores import PairScores
 
 
 @pytest.fixture
@@ -130,6 +132,12 @@ def test_d16_flags_and_variables_that_hami_ignores_work(environment: pytest.Monk
     assert configure("--disable-core-limit=false").given.disable_core_limit is False
 
 
+def test_the_runtime_is_told_uuids_or_indexes(environment: pytest.MonkeyPatch) -> None:
+    assert not configure().options.by_index
+    environment.setenv("DEVICE_ID_STRATEGY", "index")
+    assert configure().options.by_index
+
+
 def test_device_list_strategies_are_a_comma_list_or_repeated(environment: pytest.MonkeyPatch) -> None:
     assert configure("--device-list-strategy", "envvar,volume-mounts").options.delivery.volume_mounts
     assert not configure("--device-list-strategy=envvar").options.delivery.volume_mounts
@@ -141,14 +149,13 @@ def test_device_list_strategies_are_a_comma_list_or_repeated(environment: pytest
     "arguments",
     [
         ["--device-list-strategy=magic"],
-        ["--device-list-strategy=cdi-cri"],
-        ["--device-id-strategy=index"],
-        ["--mig-strategy=mixed"],
-        ["--device-discovery-strategy=tegra"],
+        ["--device-list-strategy=cdi-cri", "--cdi-annotation-prefix=/"],
+        ["--device-id-strategy=name"],
+        ["--mig-strategy=all"],
+        ["--device-discovery-strategy=magic"],
         ["--allocation-mode=magic"],
         ["--allocation-mode=exact", "--kubelet-socket="],
-        ["--imex-channel-ids=0"],
-        ["--imex-required"],
+        ["--imex-channel-ids=1"],
         ["--host-root=relative"],
     ],
     ids=lambda arguments: str(arguments[0]),
@@ -175,21 +182,25 @@ def test_a_real_kubelet_socket_is_refused_with_a_host_root(
         configure(f"--host-root={tmp_path}", socket)
 
 
-@pytest.mark.parametrize(
-    ("name", "refused", "fine"),
-    [
-        ("LIBVGPU_HOSTPID_BROKER", "1", "0"),
-        ("HAMI_HEALTH_RECOVERY", "reset", "off"),
-        ("ENABLE_TOPOLOGY_SCORE", "true", "false"),
-    ],
-)
-def test_a_switch_that_would_do_nothing_is_refused(
-    environment: pytest.MonkeyPatch, name: str, refused: str, fine: str
-) -> None:
-    environment.setenv(name, fine)
-    configure()
-    environment.setenv(name, refused)
-    with pytest.raises(SettingsError):
+def test_recovery_of_cards_is_switched_on_by_the_environment(environment: pytest.MonkeyPatch) -> None:
+    assert configure().options.recovery == RecoveryRules()
+    environment.setenv("HAMI_HEALTH_RECOVERY", "timed")
+    environment.setenv("HAMI_HEALTH_TRANSIENT_XIDS", "63,94")
+    environment.setenv("HAMI_HEALTH_QUIET_PERIOD", "5m")
+    rules = RecoveryRules(RecoveryMode.TIMED, frozenset({63, 94}), 300.0)
+    assert configure().options.recovery == rules
+    environment.setenv("HAMI_HEALTH_RECOVERY", "on")
+    with pytest.raises(SettingsError, match="must be off, reset or timed"):
+        configure()
+
+
+def test_pair_scores_are_computed_unless_switched_off(environment: pytest.MonkeyPatch) -> None:
+    assert configure().options.pair_scores is PairScores.IF_POSSIBLE
+    for text, meaning in (("true", PairScores.REQUIRED), ("false", PairScores.OFF)):
+        environment.setenv("ENABLE_TOPOLOGY_SCORE", text)
+        assert configure().options.pair_scores is meaning
+    environment.setenv("ENABLE_TOPOLOGY_SCORE", "True")
+    with pytest.raises(SettingsError, match="ENABLE_TOPOLOGY_SCORE must be true or false, not 'True'"):
         configure()
 
 

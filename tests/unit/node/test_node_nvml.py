@@ -12,7 +12,7 @@ import pytest
 
 from hami.node import nvml
 from hami.node.errors import NvmlError, NvmlUnsupportedError
-from hami.node.nvml import GpuIdentity, NvmlSession, ProcessUse, XidEvent, resolve_library
+from hami.node.nvml import GpuIdentity, NvLink, NvmlSession, ProcessUse, XidEvent, resolve_library
 
 UUIDS = [f"GPU-0000000{index}-2222-3333-4444-555555555555" for index in range(2)]
 
@@ -27,6 +27,7 @@ class Driver:
         self.registered: list[tuple[int, int]] = []
         self.events: list[Any] = []
         self.samples: list[Any] = []
+        self.links: dict[int, Any] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(pynvml, name)
@@ -97,6 +98,24 @@ class Driver:
     def nvmlDeviceGetProcessUtilization(self, handle: int, since: int) -> list[Any]:
         self._check("nvmlDeviceGetProcessUtilization", handle)
         return [sample for sample in self.samples if sample.timeStamp > since]
+
+    def nvmlDeviceGetNvLinkState(self, handle: int, link: int) -> int:
+        self._check("nvmlDeviceGetNvLinkState", link)
+        if link not in self.links:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_INVALID_ARGUMENT)
+        return int(self.links[link] is not None)
+
+    def nvmlDeviceGetNvLinkRemotePciInfo(self, handle: int, link: int) -> Any:
+        self._check("nvmlDeviceGetNvLinkRemotePciInfo", link)
+        return SimpleNamespace(busId=self.links[link][0].encode())
+
+    def nvmlDeviceGetNvLinkRemoteDeviceType(self, handle: int, link: int) -> int:
+        self._check("nvmlDeviceGetNvLinkRemoteDeviceType", link)
+        return int(self.links[link][1])
+
+    def nvmlDeviceGetTopologyCommonAncestor(self, one: int, other: int) -> int:
+        self._check("nvmlDeviceGetTopologyCommonAncestor", one)
+        return 20
 
     def nvmlEventSetCreate(self) -> str:
         self._check("nvmlEventSetCreate")
@@ -277,3 +296,62 @@ def test_the_library_below_the_driver_root_is_preferred(tmp_path: Path) -> None:
     path.parent.mkdir(parents=True)
     path.write_bytes(b"")
     assert resolve_library(str(tmp_path)) == str(path)
+
+
+GPU_LINK, SWITCH_LINK = ("00000000:01:00.0", 0), ("00000000:C4:00.0", 2)
+
+
+def test_enabled_links_are_read_with_what_is_at_their_other_end(session: NvmlSession, driver: Driver) -> None:
+    driver.links = {0: GPU_LINK, 1: None, 2: SWITCH_LINK, 21: GPU_LINK}
+    assert session.nvlinks(card(session)) == (
+        NvLink("00000000:01:00.0"),
+        NvLink("00000000:C4:00.0", to_switch=True),
+        NvLink("00000000:01:00.0"),
+    )
+
+
+def test_a_card_without_nvlink_has_no_links(session: NvmlSession, driver: Driver) -> None:
+    assert session.nvlinks(card(session)) == ()
+    driver.fail("nvmlDeviceGetNvLinkState", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert session.nvlinks(card(session)) == ()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        pynvml.NVML_ERROR_NOT_SUPPORTED,
+        pynvml.NVML_ERROR_INVALID_ARGUMENT,
+        pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    ],
+)
+def test_what_a_link_does_not_tell_stays_open(session: NvmlSession, driver: Driver, code: int) -> None:
+    driver.links = {0: GPU_LINK, 1: SWITCH_LINK, 2: SWITCH_LINK}
+    driver.fail("nvmlDeviceGetNvLinkState", code, 0)
+    driver.fail("nvmlDeviceGetNvLinkRemotePciInfo", code, 1)
+    driver.fail("nvmlDeviceGetNvLinkRemoteDeviceType", code, 2)
+    assert session.nvlinks(card(session)) == (NvLink("", to_switch=True), NvLink("00000000:C4:00.0"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        "nvmlDeviceGetNvLinkState",
+        "nvmlDeviceGetNvLinkRemotePciInfo",
+        "nvmlDeviceGetNvLinkRemoteDeviceType",
+    ],
+)
+def test_any_other_error_of_a_link_is_an_error(session: NvmlSession, driver: Driver, function: str) -> None:
+    driver.links = {0: GPU_LINK}
+    driver.fail(function, pynvml.NVML_ERROR_UNKNOWN)
+    with pytest.raises(NvmlError, match="cannot read the NVLinks of GPU 0"):
+        session.nvlinks(card(session))
+
+
+def test_the_common_ancestor_of_two_cards(session: NvmlSession, driver: Driver) -> None:
+    pair = card(session), card(session, 1)
+    assert session.common_ancestor(*pair) == 20
+    driver.fail("nvmlDeviceGetTopologyCommonAncestor", pynvml.NVML_ERROR_NOT_SUPPORTED)
+    assert session.common_ancestor(*pair) is None
+    driver.fail("nvmlDeviceGetTopologyCommonAncestor", pynvml.NVML_ERROR_INVALID_ARGUMENT)
+    with pytest.raises(NvmlError, match="common ancestor of GPUs 0 and 1"):
+        session.common_ancestor(*pair)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,17 +14,15 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from plugin_world import Node
 
 from hami.kube.errors import ServerError, TransportError
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from hami.node.config import Settings
 from hami.node.errors import NodeError, NvmlError
-from hami.node.lock import LockReleaser
 from hami.node.nvml import XidEvent
-from hami.node.paths import HostPaths
 from hami.node.plugin import service
-from hami.node.plugin.allocator import Allocator
 from hami.node.plugin.answer import Delivery
 from hami.node.plugin.board import Board
 from hami.node.plugin.cards import CardReader
@@ -33,8 +30,6 @@ from hami.node.plugin.health import HealthWatcher
 from hami.node.plugin.health_rules import XidRules
 from hami.node.plugin.registration import Registrar
 from hami.node.plugin.server import PluginServer, PluginService, RegisterError
-from hami.node.plugin.service import DevicePlugin, PluginOptions
-from hami.node.plugin.workspace import Workspace
 
 U1 = "GPU-11111111-2222-3333-4444-555555555555"
 U2 = "GPU-66666666-7777-8888-9999-000000000000"
@@ -42,86 +37,6 @@ GIB = 1 << 30
 TWO = [(U1, "NVIDIA A", GIB), (U2, "NVIDIA A", GIB)]
 Make = Callable[..., Any]
 Until = Callable[..., Awaitable[None]]
-
-
-class Kubelet(rpc.RegistrationServicer):  # type: ignore[misc]
-    """The registration service of kubelet; connects back like kubelet does."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = folder / "kubelet.sock"
-        self.folder = folder
-        self.registered: list[Any] = []
-        self.refusals = 0
-        self._server: Any = None
-
-    async def Register(self, request: Any, context: Any) -> Any:
-        if self.refusals:
-            self.refusals -= 1
-            await context.abort(grpc.StatusCode.UNAVAILABLE, "not yet")
-        self.registered.append(request)
-        return pb.Empty()
-
-    async def start(self) -> None:
-        """As after a restart: every socket in the directory is removed first."""
-        for path in self.folder.iterdir():
-            if path.is_socket():
-                path.unlink()
-        self._server = grpc.aio.server()
-        rpc.add_RegistrationServicer_to_server(self, self._server)
-        self._server.add_insecure_port(f"unix:{self.socket}")
-        await self._server.start()
-
-    async def stop(self) -> None:
-        await self._server.stop(None)
-
-    @asynccontextmanager
-    async def plugin(self) -> AsyncIterator[Any]:
-        """A stub on the endpoint registered last."""
-        path = self.folder / self.registered[-1].endpoint
-        options = (("grpc.default_authority", "localhost"),)
-        async with grpc.aio.insecure_channel(f"unix:{path}", options=options) as channel:
-            yield rpc.DevicePluginStub(channel)
-
-
-class Node:
-    """Everything of one node."""
-
-    def __init__(self, cluster: Any, nvml: Any, root: Path) -> None:
-        self.cluster = cluster
-        self.nvml = nvml
-        self.root = root
-        paths = HostPaths(str(root), "/usr/local", "v2.10.0")
-        vgpu = root / "usr/local/vgpu"
-        vgpu.mkdir(parents=True)
-        (vgpu / "libvgpu.so").write_bytes(b"library")
-        (vgpu / "ld.so.preload").write_text("/usr/local/vgpu/libvgpu.so\n")
-        folder = root / "var/lib/kubelet/device-plugins"
-        folder.mkdir(parents=True)
-        self.kubelet = Kubelet(folder)
-        self.settings = Settings(split_count=3)
-        options = PluginOptions(
-            paths=paths,
-            kubelet_socket=paths.kubelet_socket(None),
-            delivery=Delivery(extras={}, device_nodes={}),
-            rules=XidRules(),
-            retry_s=0.2,
-            register_interval_s=30,
-        )
-        workspace = Workspace(paths)
-        allocator = Allocator(cluster, workspace, paths, LockReleaser(cluster))
-        self.plugin = DevicePlugin(options, lambda: self.settings, cluster, nvml, allocator, workspace)
-        self.task: asyncio.Task[None] | None = None
-
-    async def __aenter__(self) -> Node:
-        await self.kubelet.start()
-        self.task = asyncio.create_task(self.plugin.run())
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.plugin.stop()
-        assert self.task is not None
-        await asyncio.wait({self.task})
-        await self.kubelet.stop()
 
 
 @pytest.fixture
@@ -230,6 +145,47 @@ async def test_d8_reload_takes_the_new_settings(node: Node, until: Until) -> Non
             assert len((await first_list(stub)).devices) == 10
 
 
+async def test_a_reload_waits_for_the_allocation_that_runs(node: Node, make_pod: Make, until: Until) -> None:
+    """kubelet does not ask twice: a call that breaks off costs the pod its admission."""
+    node.cluster.add(make_pod("p", f"{U1},NVIDIA,3000,30:;"))
+    asked, go_on = asyncio.Event(), asyncio.Event()
+    pods = node.cluster.pods
+
+    async def slow() -> Any:
+        asked.set()
+        await go_on.wait()
+        return await pods()
+
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        node.cluster.pods = slow
+        async with node.kubelet.plugin() as stub:
+            call = pb.AllocateRequest(
+                container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{U1}-2"])]
+            )
+            answering = asyncio.ensure_future(stub.Allocate(call))
+            await asked.wait()
+            node.plugin.reload()
+            await asyncio.wait({answering}, timeout=1)
+            go_on.set()
+            (answer,) = (await answering).container_responses
+            assert answer.envs["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+        await until(lambda: len(node.kubelet.registered) == 2)
+
+
+async def test_a_reload_ends_the_streams_of_devices_itself(node: Node, until: Until) -> None:
+    """A server that stops waits for its streams, and meanwhile kubelet refuses pods that ask for cards."""
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        async with node.kubelet.plugin() as stub:
+            stream = stub.ListAndWatch(pb.Empty())
+            await stream.read()
+            node.plugin.reload()
+            assert await stream.read() == grpc.aio.EOF
+            assert await stream.code() == grpc.StatusCode.OK
+        await until(lambda: len(node.kubelet.registered) == 2)
+
+
 async def test_d9_every_open_stream_gets_a_health_change(node: Node, until: Until) -> None:
     async with node:
         await until(lambda: node.kubelet.registered)
@@ -267,6 +223,8 @@ async def test_nvml_that_is_missing_at_start_ends_the_plugin(node: Node) -> None
 async def test_nvml_that_fails_later_is_tried_again(node: Node, until: Until) -> None:
     async with node:
         await until(lambda: len(node.kubelet.registered) == 1)
+        # Only then has the first start, in which NVML must not fail, come to its end.
+        await until(lambda: "hami.io/node-nvidia-register" in node.cluster.node_annotations)
         node.nvml.list_error = NvmlError("cannot initialise NVML", 12)
         node.plugin.reload()
         await until(lambda: node.plugin.rounds >= 3)
@@ -335,6 +293,21 @@ async def test_l23_device_nodes_are_answered_when_asked_for(node: Node, make_pod
     assert [item.host_path for item in answer.devices] == [f"/driver/dev/{name}" for name in names]
     assert {item.permissions for item in answer.devices} == {"rw"}
     assert [[numa.ID for numa in device.topology.nodes] for device in devices] == [[0], [0]]
+
+
+async def test_the_runtime_is_told_indexes_where_that_is_chosen(
+    node: Node, make_pod: Make, until: Until
+) -> None:
+    node.plugin._options = replace(node.plugin._options, by_index=True)
+    node.cluster.add(make_pod("p", f"{U2},NVIDIA,3000,30:;"))
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        async with node.kubelet.plugin() as stub:
+            call = pb.AllocateRequest(
+                container_requests=[pb.ContainerAllocateRequest(devices_ids=[f"{U2}-0"])]
+            )
+            (answer,) = (await stub.Allocate(call)).container_responses
+    assert answer.envs["NVIDIA_VISIBLE_DEVICES"] == "1"
 
 
 async def test_l7_a_failed_allocation_is_a_grpc_error_with_its_reason(
@@ -495,7 +468,7 @@ async def test_h4_without_checks_nothing_is_watched(make_nvml: Make) -> None:
 
 
 async def test_h10_without_recovery_a_card_stays_unhealthy(node: Node, until: Until) -> None:
-    """Also over a reset, after which no further event comes; only a restart of the plugin looks anew."""
+    """Also over a reset, after which no further event comes, and a reload; only a new process looks anew."""
     async with node:
         await until(lambda: node.kubelet.registered)
         node.nvml.xids.append(XidEvent(U1, 79))
@@ -507,3 +480,11 @@ async def test_h10_without_recovery_a_card_stays_unhealthy(node: Node, until: Un
             assert {device.ID for device in devices if device.health == "Unhealthy"} == {
                 f"{U1}-{index}" for index in range(3)
             }
+        node.settings = replace(node.settings, split_count=2)
+        node.plugin.reload()
+        await until(lambda: len(node.kubelet.registered) == 2)
+        async with node.kubelet.plugin() as stub:
+            devices = (await first_list(stub)).devices
+            assert {device.ID for device in devices if device.health == "Unhealthy"} == {f"{U1}-0", f"{U1}-1"}
+        told = [reason for _, reason, _ in node.cluster.events if reason == "HAMiDeviceUnhealthy"]
+        assert len(told) == 1

@@ -25,6 +25,7 @@ from hami.kube.client import Client
 from hami.kube.config import load_config
 from hami.kube.errors import Conflict, NotFound
 from hami.kube.events import EventRecorder
+from hami.kube.informer import Informer
 from hami.local.api.apiserver import ApiServer
 from hami.local.api.resources import EVENTS, NODES, PODS
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
@@ -150,11 +151,9 @@ class RunningMonitor:
 
 
 async def ready(running: RunningMonitor) -> None:
-    for _ in range(2000):
-        if await running.get("/readyz") == "ok\n":
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail("the monitor never became ready")
+    async with asyncio.timeout(60):
+        while await running.get("/readyz") != "ok\n":  # noqa: ASYNC110 - asks the monitor
+            await asyncio.sleep(0.01)
 
 
 async def test_4_61_the_command_line_of_the_chart_on_a_node_with_a_long_name(
@@ -187,10 +186,9 @@ async def test_the_confirming_list_is_read_from_the_api_server(api: ApiServer, f
         await watch.informer.synced.wait()
         assert set(watch.by_uid()) == {uid}
         late = await add_pod(api, "r", "n1")
-        for _ in range(2000):
-            if late in watch.by_uid():
-                break
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(60):
+            while late not in watch.by_uid():  # noqa: ASYNC110 - the watch tells nobody
+                await asyncio.sleep(0.01)
         assert set(watch.by_uid()) == {uid, late}
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -204,6 +202,18 @@ async def test_a_tick_that_dies_ends_the_monitor_with_its_error(
         raise ArithmeticError("a bug")
 
     monkeypatch.setattr(Monitor, "tick", die)
+    running = RunningMonitor(folder, "n1", monkeypatch)
+    with pytest.raises(ArithmeticError, match="a bug"):
+        await monitor_process.run_monitor(running.config)
+
+
+async def test_a_watch_that_dies_ends_the_monitor_with_its_error(
+    api: ApiServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def die(self: object) -> None:
+        raise ArithmeticError("a bug")
+
+    monkeypatch.setattr(Informer, "run", die)
     running = RunningMonitor(folder, "n1", monkeypatch)
     with pytest.raises(ArithmeticError, match="a bug"):
         await monitor_process.run_monitor(running.config)
@@ -284,6 +294,31 @@ async def test_d20_after_a_reboot_everything_is_back_before_kubelet_hears_of_us(
         await running
     assert len({request.endpoint for request in kubelet.requests}) == 1
     assert not (kubelet.folder / kubelet.requests[0].endpoint).exists()
+
+
+async def test_an_edited_config_map_is_obeyed_without_a_restart(
+    api: ApiServer, folder: Path, monkeypatch: pytest.MonkeyPatch, make_nvml: Make, until: Until
+) -> None:
+    """Operations case 14: nobody sends a signal or deletes a pod."""
+    await add_node(api, "n1")
+    config = plugin_config(folder, monkeypatch)
+    nvml = make_nvml([(U1, "NVIDIA A100", 40 << 30)])
+    monkeypatch.setattr(plugin_process, "NvmlSession", lambda library: nvml)
+    monkeypatch.setattr(plugin_process, "FILES_EVERY_S", 0.05)
+
+    def note(key: str) -> str:
+        return str((api.store.get(NODES, "", "n1")["metadata"].get("annotations") or {}).get(key, ""))
+
+    async with Kubelet(folder / "root") as kubelet:
+        running = asyncio.create_task(plugin_process.run_device_plugin(config))
+        await until(lambda: U1 in note("hami.io/node-nvidia-register"))
+        (folder / "config.json").write_text('{"nodeconfig":[{"name":"n1","devicesplitcount":20}]}')
+        await until(lambda: '"count":20' in note("hami.io/node-nvidia-register"))
+        await until(lambda: len(note("hami.io/node-config-applied")) == 16)
+        assert not running.done()
+        running.cancel()
+        await asyncio.wait({running})
+    assert len(kubelet.requests) == 2
 
 
 async def test_d21_the_plugin_does_not_start_with_a_changed_library(

@@ -66,6 +66,17 @@ async def test_the_node_says_how_it_allocates(cluster: Any, make_nvml: MakeNvml)
     assert cluster.node_annotations["hami.io/allocation-mode"] == "lock"
 
 
+async def test_the_node_shows_which_configuration_is_in_force(cluster: Any, make_nvml: MakeNvml) -> None:
+    applied = ["0123456789abcdef"]
+    board, reader = Board(), CardReader(make_nvml(TWO))
+    loop = Registrar(cluster, reader, board, Settings(), applied=lambda: applied[0])
+    await loop.once()
+    assert cluster.node_annotations["hami.io/node-config-applied"] == "0123456789abcdef"
+    applied[0] = ""
+    await loop.once()
+    assert "hami.io/node-config-applied" not in cluster.node_annotations
+
+
 async def test_r6_a_failed_patch_is_tried_again(cluster: Any, make_nvml: MakeNvml) -> None:
     cluster.fail_node_patches = [ServerError(503, "", "busy")]
     loop = registrar(cluster, make_nvml(TWO))

@@ -105,7 +105,7 @@ def test_d19_below_a_host_root_no_privilege_is_needed(open_folder: Path) -> None
         paths = HostPaths(str(root), "/usr/local", "v2.10.0")
         workspace = Workspace(paths)
         workspace.prepare_start()
-        workspace.prepare_lock_parent()
+        workspace.prepare_lock_parent(broker=False)
         install(library, paths)
         workspace.make_cache_directory("uid", "app")
         workspace.write_limits("uid", "app", {"A": "1"})
@@ -317,9 +317,7 @@ def test_only_a_regular_file_is_rewritten_or_read(tmp_path: Path, kind: str) -> 
             rewrite_file(directory, "file", b"x")
     finally:
         os.close(directory)
-    # A socket cannot even be opened.
-    expected, text = (OSError, "No such device") if kind == "socket" else (UnsafePathError, "not a regular")
-    with pytest.raises(expected, match=text):
+    with pytest.raises(UnsafePathError, match="not a regular file"):
         read_regular(str(path), 10)
     assert not (tmp_path / "target").exists()
 

@@ -223,6 +223,25 @@ def test_csv_registrations_come_back_sorted(devices: list[DeviceInfo]) -> None:
     )
 
 
+_USUAL = ("id", "index", "count", "devmem", "devcore", "type", "numa", "mode", "health")
+_VALUES: st.SearchStrategy[object] = st.sampled_from(
+    [0, 1, 8, -1, 2**31 - 1, 2**31, -(2**31) - 1, 1.0, 1.5, True, None, "", "a", "b", [], {}]
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(_USUAL), _VALUES), max_size=3))
+def test_a_key_that_nobody_knows_changes_nothing(devices: list[dict[str, object]]) -> None:
+    usual = _decoded(json.dumps(devices))
+    assert _decoded(json.dumps([{**device, "unknown": 1} for device in devices])) == usual
+
+
+def _decoded(text: str) -> object:
+    try:
+        return decode_json(text, "V")
+    except (DevicesAbsent, DevicesMalformed) as error:
+        return type(error), str(error)
+
+
 @given(st.one_of(st.text(max_size=60), JSON_VALUES.map(json.dumps), st.lists(JSON_VALUES).map(json.dumps)))
 def test_decoders_raise_only_typed_errors(text: str) -> None:
     for attempt in (
@@ -267,3 +286,8 @@ def test_pair_scores_come_back() -> None:
     scores = {"G1": {"G0": 210}, "G0": {"G1": 210, "G2": -3}}
     assert decode_pair_scores(encode_pair_scores(scores)) == scores
     assert decode_pair_scores('[{"UUID":"G0","Score":null},{"uuid":"G1"}]') == {"G0": {}, "G1": {}}
+
+
+def test_null_counts_as_no_scores_and_as_a_score_of_nothing() -> None:
+    assert decode_pair_scores("null") == {}
+    assert decode_pair_scores('[{"uuid":"G0","score":{"G1":null,"G2":5}}]') == {"G0": {"G1": 0, "G2": 5}}

@@ -201,6 +201,24 @@ def test_case_63_a_holder_that_is_done_loses_the_lock(holder: Pod) -> None:
     assert Node(at(-120, "ns", "b"), holder=PodRead(holder)).run(Acquire("n", A)) == Done(acquired=MINE)
 
 
+def test_a_plugin_that_is_about_to_release_is_not_raced() -> None:
+    done = PodRead(Pod(Metadata(annotations={"hami.io/bind-phase": "success"}), PodSpec(node_name="n")))
+
+    class Releasing(Node):
+        def answer(self, action: Action) -> LockEvent:
+            if isinstance(action, Sleep):
+                self.lock = None
+            return super().answer(action)
+
+    node = Releasing(at(-1, "ns", "b"), holder=done)
+    assert node.run(Acquire("n", A)) == Done(acquired=MINE)
+    assert [write.value for write in node.writes] == [MINE]
+    forgotten = Node(at(-1, "ns", "b"), holder=done)
+    assert forgotten.run(Acquire("n", A)) == Done(acquired=MINE)
+    assert [write.value for write in forgotten.writes] == [None, MINE]
+    assert sum(isinstance(action, Sleep) for action in forgotten.performed) == 1
+
+
 def test_a_holder_still_allocating_on_this_node_keeps_the_lock() -> None:
     holder = Pod(Metadata(annotations={"hami.io/bind-phase": "allocating"}), PodSpec(node_name="n"))
     assert isinstance(Node(at(-120, "ns", "b"), holder=PodRead(holder)).run(Acquire("n", A)), Contention)
@@ -262,6 +280,9 @@ def test_release_gives_up_after_five_attempts() -> None:
 def test_lock_texts_are_read_in_every_form() -> None:
     assert parse_lock(f"{at(0)}").owner is None
     assert parse_lock(f"{at(0)},,").owner is None
+    for half in (",ns,", ",,name"):
+        with pytest.raises(LockFormatError, match="half an owner"):
+            parse_lock(f"{at(0)}{half}")
     assert parse_lock("2026-08-21T20:00:00.5+08:00,ns,a") == parse_lock("2026-08-21T12:00:00.5Z,ns,a")
     assert parse_lock(format_lock(A, NOON)).owner == A
 

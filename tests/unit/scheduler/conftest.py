@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from hami.protocol import views
-from hami.scheduler.core.answers import NoFit, Placement, PodOutcome, PodRequest
+from hami.scheduler.core.answers import NodeOutcome, NoFit, Placement, PodOutcome, PodRequest
 from hami.scheduler.core.state import ClusterState
 from hami.vendors.config import decode_config, load_profiles
 from hami.vendors.types import VendorProfile
@@ -96,7 +96,7 @@ class Lab:
         self.state = state
         self.now = 1_787_400_000.0
 
-    def node(self, name: str, *cards: dict[str, Any], **parts: Any) -> None:
+    def node(self, name: str, *cards: dict[str, Any], **parts: Any) -> NodeOutcome:
         """Register a node; `annotations`, `labels` and `allocatable` as keywords."""
         indexed = [{"index": at, **one} for at, one in enumerate(cards)]
         annotations = {
@@ -107,7 +107,7 @@ class Lab:
         allocatable = parts.get("allocatable")
         status = {} if allocatable is None else {"allocatable": {"nvidia.com/gpu": str(allocatable)}}
         metadata = {"name": name, "annotations": annotations, "labels": parts.get("labels", {})}
-        self.state.upsert_node(
+        return self.state.upsert_node(
             msgspec.convert({"metadata": metadata, "status": status}, views.Node), self.now
         )
 

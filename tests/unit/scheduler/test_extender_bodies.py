@@ -187,9 +187,18 @@ def test_while_a_binding_is_not_settled_its_pod_is_not_placed_again(lab: Any) ->
 
 
 def test_before_the_state_can_be_trusted_nothing_is_placed(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extender_module, "_GATE_S", 0.01)
+    monkeypatch.setattr(extender_module, "ANSWER_WITHIN_S", 0.01)
     monkeypatch.setattr(SyncGate, "open", lambda _self: None)
     lab.node("n1", lab.card("a"))
     answer = ask(lab, "filter", json.dumps({"Pod": lab.pod("p"), "NodeNames": ["n1"]}).encode())
     assert answer["Error"] == "context cancelled"
     assert not lab.state.reservations()
+
+
+def test_a_pod_without_uid_gets_no_reservation(lab: Any) -> None:
+    lab.node("n1", lab.card("a"))
+    pod = lab.pod("new", lab.container())
+    del pod["metadata"]["uid"]
+    answer = ask(lab, "filter", msgspec.json.encode({"Pod": pod, "Nodes": None, "NodeNames": ["n1"]}))
+    assert "metadata.uid" in answer["Error"]
+    assert lab.state.reservations() == []

@@ -95,6 +95,8 @@ def test_scoring_weights_change_the_order_of_cards(
         ("slot=x,core=1,memory=1", '"slot" weight must be an integer'),
         ("slot=a,core=1,memory=1", '"slot" weight must be an integer'),
         ("slot=-1,core=1,memory=1", '"slot" weight must not be negative'),
+        ("slot=-9223372036854775808,core=1,memory=1", '"slot" weight must not be negative'),
+        ("slot=-9223372036854775809,core=1,memory=1", '"slot" weight must be an integer'),
         ("speed=1,core=1,memory=1", 'unknown weight "speed"'),
         ("slot=0,core=0,memory=0", "at least one weight must be positive"),
     ],

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from hami.cli import scheduler as cli
+from hami.kube.certificates import create_authority, issue
 from hami.scheduler.edge import server
 from hami.scheduler.edge.routes import scheduler_routes
 from hami.scheduler.edge.server import Application, empty, is_loopback, listen, serve
@@ -30,16 +34,18 @@ async def connected(
     with listen("127.0.0.1:0") as sock:
         task = asyncio.create_task(serve(application, sock, None, "test"))
         reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
-        yield reader, writer
-        writer.close()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        try:
+            yield reader, writer
+        finally:
+            writer.close()
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def answer_to(reader: asyncio.StreamReader) -> bytes:
     """All that comes until the server closes the connection, whichever way."""
     received = b""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         try:
             while chunk := await reader.read(1 << 16):
                 received += chunk
@@ -224,3 +230,24 @@ def test_other_hosts_may_bind_only_when_the_flag_says_so(
     monkeypatch.setattr(cli, "_run", lambda given: seen.append(cli._settings(given, {}).remote_extender))
     result = CliRunner().invoke(cli.command, ["--device-config-file", "x", *flags], catch_exceptions=False)
     assert (result.exit_code, seen) == (0, [remote])
+
+
+async def test_a_tls_handshake_that_does_not_end_is_closed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_S", 0.2)
+    now = time.time()
+    pair = issue(create_authority("test", now), "test", now, hosts=["127.0.0.1"])
+    (tmp_path / "crt").write_bytes(pair.certificate_pem)
+    (tmp_path / "key").write_bytes(pair.key_pem)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "crt", tmp_path / "key")
+    application = Application({"/echo": echo}, {"/healthz": empty}, 1000)
+    with listen("127.0.0.1:0") as sock:
+        task = asyncio.create_task(serve(application, sock, tls, "test"))
+        reader, writer = await asyncio.open_connection(*sock.getsockname()[:2])
+        writer.write(b"\x16\x03\x01")  # the first bytes of a handshake
+        assert await answer_to(reader) == b""
+        writer.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

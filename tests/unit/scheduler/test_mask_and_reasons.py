@@ -207,7 +207,7 @@ def test_a_bank_counts_per_node_what_its_rows_hold(changes: list[tuple[int, int]
 
 
 def test_codes_of_texts_that_are_gone_are_used_again() -> None:
-    codes = Codes()
+    codes = Codes("")
     assert [codes.take("a"), codes.take("b"), codes.take("a")] == [0, 1, 0]
     codes.drop("a")
     assert codes.codes == {"a": 0, "b": 1}

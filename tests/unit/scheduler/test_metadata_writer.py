@@ -39,7 +39,7 @@ class Api(Client):
         return b"{}"
 
     async def until(self, count: int) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(self.patches) < count:  # noqa: ASYNC110 -- polled under a time-out
                 await asyncio.sleep(0.005)
 

@@ -36,6 +36,14 @@ def test_more_slices_than_the_card_has_places_for_are_refused(lab: Lab) -> None:
     assert "1/1 CardMigTopologyInfeasible" in reason
 
 
+@pytest.mark.parametrize("wrong", [{"name": ""}, {"placements": [{"start": 0, "size": 0}]}])
+def test_a_slice_that_no_annotation_could_name_is_never_chosen(lab: Lab, wrong: dict[str, Any]) -> None:
+    profile = {"name": "1g.2gb", "memoryMB": 2048, "placements": [{"start": 0, "size": 1}]} | wrong
+    lab.node("n1", lab.card("a", mode="mig", count=7, migProfiles=[profile]))
+    reason = lab.refused(lab.pod("new", lab.container(mem=1024)))["n1"]
+    assert reason == "1/1 CardMigTopologyInfeasible"
+
+
 def test_one_card_serves_a_container_twice_with_the_memory_of_the_slice(lab: Lab) -> None:
     lab.node("n1", mig_card(lab, "a", 4))
     assert lab.placed(lab.pod("new", lab.container(gpus=2, mem=1024))) == ("n1", [["a", "a"]])
@@ -52,7 +60,7 @@ def test_a_pod_on_a_mig_card_without_its_reservation_closes_the_card(lab: Lab, t
         annotations[RESERVED] = text
     outcome = lab.see(lab.pod("old", lab.container(gpus=None), annotations=annotations, node="n1"))
     told = [] if text is None else ["MigReservationUnreadable"]
-    assert [notice.reason for notice in outcome.notices] == told
+    assert [notice.reason for notice in outcome.notices] == [*told, "CardClosed"]
     assert lab.refused(lab.pod("new", lab.container(mem=1024))) == {"n1": "1/1 CardNotHealth"}
     lab.state.delete_pod("uid-old")
     assert lab.placed(lab.pod("new", lab.container(mem=1024)))[0] == "n1"
@@ -104,8 +112,53 @@ def test_an_id_of_fixed_geometry_is_reported_and_never_mapped_to_a_slice(lab: La
     lab.node("n1", mig_card(lab, "GPU-aa", 4) if mode == "mig" else lab.card("GPU-aa"))
     annotations = {"hami.io/vgpu-node": "n1", ALLOCATED: "GPU-aa[1-2],NVIDIA,2048,25:;"}
     outcome = lab.see(lab.pod("old", lab.container(gpus=None), annotations=annotations, node="n1"))
-    assert [(notice.reason, notice.message) for notice in outcome.notices] == [
-        ("LegacyMigPod", "legacy MIG pod, drain before upgrade")
-    ]
+    told = {notice.reason: notice.message for notice in outcome.notices}
+    assert told["LegacyMigPod"] == "legacy MIG pod, drain before upgrade"
+    assert told.keys() == {"LegacyMigPod"} | ({"CardClosed"} if mode == "mig" else set())
     assert lab.used("n1") == {"GPU-aa": (1, 2048, 25)}
     assert [card.healthy for card in lab.state.node_usage("n1").cards] == [mode == "hami-core"]
+
+
+def closed(outcome: Any) -> list[tuple[str, str, str]]:
+    """Kind, object and text of the notices about closed cards."""
+    return [(one.kind, one.name, one.message) for one in outcome.notices if one.reason == "CardClosed"]
+
+
+@pytest.mark.parametrize(
+    ("mode", "reserved", "why"),
+    [
+        ("mig", None, f"the card is divided by MIG and {RESERVED} of the pod names no slice of it"),
+        (
+            "hami-core",
+            reservation("a", 1),
+            f"{RESERVED} of the pod names slices of it, but the card is not divided by MIG",
+        ),
+    ],
+)
+def test_the_node_is_told_which_pod_closes_a_card_and_why(
+    lab: Lab, mode: str, reserved: str | None, why: str
+) -> None:
+    annotations = {"hami.io/vgpu-node": "n1", ALLOCATED: "a,NVIDIA,2048,25:;"}
+    if reserved is not None:
+        annotations[RESERVED] = reserved
+    old = lab.pod("old", lab.container(gpus=None), annotations=annotations, node="n1")
+    expected = [("Node", "n1", f"card a takes no new pods until pod default/old ends: {why}")]
+    assert closed(lab.see(old)) == []  # its node is not known yet
+    cards = [mig_card(lab, "a", 4) if mode == "mig" else lab.card("a"), lab.card("b")]
+    assert closed(lab.node("n1", *cards)) == expected
+    assert closed(lab.see(old)) == expected
+    lab.state.delete_pod("uid-old")
+    assert closed(lab.node("n1", *cards, lab.card("c"))) == []
+
+
+def test_a_card_in_proper_use_and_a_sick_one_are_no_news(lab: Lab) -> None:
+    lab.node("n1", mig_card(lab, "a", 4), mig_card(lab, "sick", 4, health=False))
+    for name, card_id, reserved in (("p", "a", reservation("a", 1)), ("q", "sick", "[]")):
+        annotations = {
+            "hami.io/vgpu-node": "n1",
+            ALLOCATED: f"{card_id},NVIDIA,2048,25:;",
+            RESERVED: reserved,
+        }
+        assert (
+            closed(lab.see(lab.pod(name, lab.container(gpus=None), annotations=annotations, node="n1"))) == []
+        )

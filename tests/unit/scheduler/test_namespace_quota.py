@@ -61,6 +61,26 @@ def test_rewriting_a_quota_never_opens_it(four: Lab) -> None:
         assert four.refused(new) == {"n1": "4/4 ResourceQuotaNotFit"}
 
 
+def test_a_quota_in_arrears_admits_no_request_at_all(four: Lab) -> None:
+    four.holder("h", "n1", "c0,NVIDIA,2000,0:;", namespace="q")
+    four.quota("q", gpumem=1000)
+    percent = four.pod("new", four.container(percent=10, cores=10), namespace="q")
+    assert not admitted(four, percent)
+    assert four.state.quota_shortage(four.request(percent)) == (
+        "nvidia.com/gpumem: 0 asked, 0 left of the quota limits.nvidia.com/gpumem in namespace q"
+    )
+    four.quota("q", gpumem=2000)
+    assert admitted(four, percent)
+
+
+def test_a_request_of_no_known_amount_is_left_to_the_fit(four: Lab) -> None:
+    four.holder("h", "n1", "c0,NVIDIA,2000,0:;", namespace="q")
+    four.quota("q", gpumem=1000)
+    new = four.pod("new", four.container(percent=10, cores=0), namespace="q")
+    assert admitted(four, new)
+    assert four.refused(new) == {"n1": "4/4 ResourceQuotaNotFit"}
+
+
 def test_init_containers_count_with_their_maximum(four: Lab) -> None:
     four.quota("q", gpumem=2000)
     four.holder("h", "n1", "c0,NVIDIA,1000,0:;", namespace="q")

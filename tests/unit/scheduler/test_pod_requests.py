@@ -6,7 +6,8 @@ import pytest
 
 from hami.protocol.errors import ObjectError
 from hami.scheduler.core.answers import Placement, PlacementError
-from hami.scheduler.core.requests import effective_amount, slots_needed
+from hami.scheduler.core.hosts import effective_amount
+from hami.scheduler.core.requests import slots_needed
 from hami.vendors.types import PodShape, SlotKind
 
 Lab = Any

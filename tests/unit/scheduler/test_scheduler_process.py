@@ -127,6 +127,12 @@ def test_an_empty_hostname_is_refused() -> None:
         SchedulerSettings(Path("x"), hostname="")
 
 
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_body_limit_that_lets_nothing_through_is_refused(size: int) -> None:
+    with pytest.raises(SettingsError, match="--max-request-bytes"):
+        SchedulerSettings(Path("x"), hostname="host", max_request_bytes=size)
+
+
 def test_selectors_are_trimmed() -> None:
     assert parse_selector(" a=b , c= ") == {"a": "b", "c": ""}
 
@@ -269,6 +275,20 @@ async def test_series_follow_the_state_and_leave_with_their_node(lab: Any) -> No
     assert f'hami_vgpu_memory_allocated_bytes{{container_index="1",{labels}}} {1000 * 1048576}\n' in text
     lab.state.delete_node("n1")
     assert "hami_gpu_shared_count{" not in await text_of(metrics)
+
+
+async def test_series_are_of_the_state_that_has_taken_over_although_versions_are_equal(lab: Any) -> None:
+    lab.node("n1", lab.card("old"))
+    metrics = Metrics(lab.state, Timings(), legacy=False)
+    assert 'device_uuid="old"' in await text_of(metrics)
+    other = type(lab)(lab.state.successor(lab.profiles(memoryFactor=2)))
+    other.node("n1", lab.card("new"))
+    version = lab.state.node_version("n1")
+    lab.state.take_over(other.state)
+    assert lab.state.node_version("n1") == version, "else this proves nothing"
+    text = await text_of(metrics)
+    assert 'device_uuid="new"' in text
+    assert 'device_uuid="old"' not in text
 
 
 async def test_quota_series_have_the_limit_as_label_and_as_series_of_its_own(lab: Any) -> None:

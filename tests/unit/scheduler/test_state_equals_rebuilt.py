@@ -14,20 +14,20 @@ from hami.scheduler.core.answers import PlacementError
 from hami.scheduler.core.search import Search
 from hami.scheduler.core.state import ClusterState
 from hami.vendors.config import decode_config, load_profiles
+from hami.vendors.types import VendorProfile
 
-PROFILES = load_profiles(
-    decode_config(
-        {
-            "nvidia": {
-                "resourceCountName": "nvidia.com/gpu",
-                "resourceMemoryName": "nvidia.com/gpumem",
-                "resourceMemoryPercentageName": "nvidia.com/gpumem-percentage",
-                "resourceCoreName": "nvidia.com/gpucores",
-                "defaultGPUNum": 1,
-            }
-        }
-    )
-)
+NVIDIA = {
+    "resourceCountName": "nvidia.com/gpu",
+    "resourceMemoryName": "nvidia.com/gpumem",
+    "resourceMemoryPercentageName": "nvidia.com/gpumem-percentage",
+    "resourceCoreName": "nvidia.com/gpucores",
+    "defaultGPUNum": 1,
+}
+HYGON = {"resourceCountName": "hygon.com/dcunum", "resourceMemoryName": "hygon.com/dcumem"}
+CONFIGS: list[dict[str, Any]] = [
+    {"nvidia": NVIDIA},
+    {"nvidia": {**NVIDIA, "memoryFactor": 3, "defaultMemory": 400, "defaultCores": 20}, "hygon": HYGON},
+]
 NODES = [f"n{i}" for i in range(4)]
 PODS = [f"p{i}" for i in range(4)]
 SPACES = ["blue", "red"]
@@ -35,8 +35,12 @@ REGISTER, HANDSHAKE = "hami.io/node-nvidia-register", "hami.io/node-handshake"
 START = 1_787_400_000.0
 
 
-def new_state() -> ClusterState:
-    return ClusterState(PROFILES, node_selector={"gpu": "on"}, reservation_timeout=900)
+def profiles_of(config: int) -> tuple[VendorProfile, ...]:
+    return load_profiles(decode_config(CONFIGS[config]))
+
+
+def new_state(config: int = 0) -> ClusterState:
+    return ClusterState(profiles_of(config), node_selector={"gpu": "on"}, reservation_timeout=900)
 
 
 def node_object(name: str, cards: int) -> dict[str, Any]:
@@ -168,6 +172,8 @@ class IncrementalEqualsRebuilt(RuleBasedStateMachine):
     @initialize()
     def start(self) -> None:
         self.state = new_state()
+        self.config = 0
+        self.twins: list[ClusterState] = []  # the state, and the one that is to take its place
         self.now = START
         self.nodes: dict[str, views.Node] = {}
         self.pods: dict[str, views.Pod] = {}
@@ -183,12 +189,14 @@ class IncrementalEqualsRebuilt(RuleBasedStateMachine):
     def node_changes(self, node: dict[str, Any]) -> None:
         view = msgspec.convert(node, views.Node)
         self.nodes[view.name] = view
-        self.state.upsert_node(view, self.now)
+        for state in (self.state, *self.twins):
+            state.upsert_node(view, self.now)
 
     @rule(name=st.sampled_from(NODES))
     def node_goes(self, name: str) -> None:
         self.nodes.pop(name, None)
-        self.state.delete_node(name)
+        for state in (self.state, *self.twins):
+            state.delete_node(name)
 
     @rule(pod=pod_objects())
     def pod_changes(self, pod: dict[str, Any]) -> None:
@@ -197,7 +205,8 @@ class IncrementalEqualsRebuilt(RuleBasedStateMachine):
     @rule(name=st.sampled_from(PODS))
     def pod_goes(self, name: str) -> None:
         self.pods.pop(f"uid-{name}", None)
-        self.state.delete_pod(f"uid-{name}")
+        for state in (self.state, *self.twins):
+            state.delete_pod(f"uid-{name}")
 
     @rule(
         space=st.sampled_from(SPACES),
@@ -209,12 +218,14 @@ class IncrementalEqualsRebuilt(RuleBasedStateMachine):
         quota = {"metadata": {"namespace": space, "name": name}, "spec": {"hard": hard}}
         view = msgspec.convert(quota, views.ResourceQuota)
         self.quotas[space, name] = view
-        self.state.upsert_quota(view)
+        for state in (self.state, *self.twins):
+            state.upsert_quota(view)
 
     @rule(space=st.sampled_from(SPACES), name=st.sampled_from(["q1", "q2"]))
     def quota_goes(self, space: str, name: str) -> None:
         self.quotas.pop((space, name), None)
-        self.state.delete_quota(space, name)
+        for state in (self.state, *self.twins):
+            state.delete_quota(space, name)
 
     # --- deciding -------------------------------------------------------------------------------------------
 
@@ -285,12 +296,37 @@ class IncrementalEqualsRebuilt(RuleBasedStateMachine):
         self.state.tick(self.now)
         self.state.expire(self.now)
 
+    # --- the device config changes --------------------------------------------------------------------------
+
+    @rule()
+    def a_new_config_is_taken_up(self) -> None:
+        twin = self.state.successor(profiles_of(1 - self.config))
+        self.twins = [twin]
+        for node in self.nodes.values():
+            twin.upsert_node(node, self.now)
+        for pod in self.pods.values():
+            twin.upsert_pod(pod)
+        for quota in self.quotas.values():
+            twin.upsert_quota(quota)
+
+    @rule()
+    def the_new_config_is_in_force(self) -> None:
+        version, freed = self.state.version, self.state.freed
+        for twin in self.twins:
+            self.state.take_over(twin)
+            self.config = 1 - self.config
+            assert self.state.version > version
+            assert self.state.freed > freed
+            for search in self.searches:
+                assert not search.open, "decided under the old config"
+        self.twins = []
+
     # --- the property ---------------------------------------------------------------------------------------
 
     @invariant()
     def equals_rebuilt(self) -> None:
         self.state.tick(self.now)
-        rebuilt = new_state()
+        rebuilt = new_state(self.config)
         rebuilt.adopt(self.state.memory())
         for pod in reversed(self.pods.values()):
             rebuilt.upsert_pod(pod)
@@ -303,7 +339,8 @@ class IncrementalEqualsRebuilt(RuleBasedStateMachine):
     def see_pod(self, pod: views.Pod) -> None:
         self.pods.pop(pod.uid, None)
         self.pods[pod.uid] = pod
-        self.state.upsert_pod(pod)
+        for state in (self.state, *self.twins):
+            state.upsert_pod(pod)
 
 
 IncrementalEqualsRebuilt.TestCase.settings = settings(

@@ -234,6 +234,22 @@ def test_an_unknown_policy_is_a_warning_that_names_the_known_ones() -> None:
     assert "'fast'" in answer.warnings[1]
 
 
+@pytest.mark.parametrize(
+    ("limits", "mode", "words"),
+    [
+        ({"gpucores": 150}, "hami-core", ["nvidia.com/gpucores 150", "acts as 100"]),
+        ({}, "hami-core, mgi", ["nvidia.com/vgpu-mode", "'mgi'", "hami-core, mig, mps"]),
+    ],
+)
+def test_a_request_that_means_something_else_is_admitted_with_a_warning(
+    limits: dict[str, Any], mode: str, words: list[str]
+) -> None:
+    answer = review(pod(container(gpu=1, **limits), annotations={"nvidia.com/vgpu-mode": mode}))
+    assert answer.allowed
+    (warning,) = answer.warnings
+    assert [word for word in words if word not in warning] == []
+
+
 @pytest.mark.parametrize("limits", [{"gpu": "1500m"}, {"gpu": 1, "gpumem": "9999999999999"}, {"gpu": -1}])
 def test_a_request_that_no_node_could_serve_is_denied(limits: dict[str, Any]) -> None:
     answer = review(pod(container(**limits)))

@@ -1,7 +1,11 @@
 """One laboratory for all vendor tests: profiles, cards, pods and fits in the specification's notation."""
 
+import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -22,6 +26,13 @@ from hami.vendors.types import (
     Usage,
     VendorProfile,
 )
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # for vendor_pools, used by several files
+
+CHART_CONFIG = Path(__file__).parents[2] / "conformance" / "cases" / "device-config-default.json"
+"""The device config that HAMi's chart renders, as recorded."""
+
+AS_RENDERED: Mapping[str, Any] = MappingProxyType({})
 
 CHART_NVIDIA: dict[str, Any] = {
     "resourceCountName": "nvidia.com/gpu",
@@ -67,8 +78,25 @@ class Lab:
 
     def nvidia(self, **section: Any) -> VendorProfile:
         """The NVIDIA profile of the chart's defaults with some keys set."""
-        (profile,) = load_profiles(decode_config({"nvidia": CHART_NVIDIA | section}))
-        return profile
+        return load_profiles(decode_config({"nvidia": CHART_NVIDIA | section}))[0]
+
+    def config(self, changes: Mapping[str, Any] = AS_RENDERED) -> dict[str, Any]:
+        """The device config of HAMi's chart, changed at `/`-separated paths."""
+        document: dict[str, Any] = json.loads(CHART_CONFIG.read_text())
+        for path, value in changes.items():
+            *parents, last = path.split("/")
+            target: Any = document
+            for part in parents:
+                target = target[int(part)] if isinstance(target, list) else target.setdefault(part, {})
+            target[last] = value
+        return document
+
+    def vendor(self, word: str, changes: Mapping[str, Any] = AS_RENDERED) -> VendorProfile:
+        """The profile of a vendor by its common word, from the chart's config with changes."""
+        profiles = load_profiles(
+            decode_config(self.config(changes)), enable_ascend=True, enable_iluvatar=True
+        )
+        return next(profile for profile in profiles if profile.common_word == word)
 
     def node(self, **facts: Any) -> Facts:
         return Facts(**facts)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hami.vendors import topology
 from hami.vendors.topology import best_set
-from hami.vendors.types import Card, FitResult
+from hami.vendors.types import Card, FitResult, QuotaView
 
 
 def scored(lab: Any, pairs: Mapping[tuple[str, str], int], *names: str) -> list[Card]:
@@ -140,3 +140,26 @@ def test_a_large_pool_gives_a_set_no_swap_improves(n: int, seed: int) -> None:
     for position, new in ((p, c) for p in range(9) for c in range(n) if c not in found):
         swapped = [*found[:position], new, *found[position + 1 :]]
         assert scores[np.ix_(swapped, swapped)].sum() <= total
+
+
+class TestQuota:
+    def test_the_best_set_is_taken_where_the_quota_has_room_for_it(self, lab: Any) -> None:
+        cards = scored(lab, T4, "d0", "d1", "d2")
+        result = lab.fit(cards, lab.request(2, 500), policy="topology-aware", quota=QuotaView(mem_left=1000))
+        assert chosen(result) == ["d0", "d2"]
+
+    def test_cards_that_fit_into_the_quota_together_are_found_when_the_best_set_does_not(
+        self, lab: Any
+    ) -> None:
+        scores = {"pairScores": {"l0": 400, "l1": 400}}
+        large = [lab.card(name, devmem=8000, custom=scores) for name in ("l1", "l0")]
+        cards = [*large, lab.card("s1", devmem=1000), lab.card("s0", devmem=1000)]
+        request = lab.request(2, 0, 50)
+        assert chosen(lab.fit(cards, request, policy="topology-aware")) == ["l0", "l1"]
+        limited = lab.fit(cards, request, policy="topology-aware", quota=QuotaView(mem_left=4500))
+        assert chosen(limited) == ["s0", "s1"]
+
+    def test_cards_beyond_the_quota_are_counted_each(self, lab: Any) -> None:
+        cards = scored(lab, T4, "d0", "d1", "d2")
+        result = lab.fit(cards, lab.request(2, 600), policy="topology-aware", quota=QuotaView(mem_left=1000))
+        assert result.text() == "1/3 AllocatedCardsInsufficientRequest, 2/3 ResourceQuotaNotFit"

@@ -29,6 +29,7 @@ FORBIDDEN = {
     "threading",
     "time",
 }
+HARMLESS = {("sys", "intern")}
 CALLS = {"open", "print", "input", "now", "utcnow", "today", "default_rng"}
 
 
@@ -38,7 +39,7 @@ def offences(source: str) -> list[str]:
         if isinstance(node, ast.Import):
             found += [alias.name for alias in node.names if alias.name.split(".")[0] in FORBIDDEN]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in FORBIDDEN:
-            found.append(str(node.module))
+            found += [str(node.module) for alias in node.names if (node.module, alias.name) not in HARMLESS]
         elif isinstance(node, ast.Call):
             called = node.func
             name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")

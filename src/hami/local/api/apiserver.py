@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import time
 from collections import deque
@@ -89,7 +90,9 @@ class ApiServer:
             app, access_log=None, shutdown_timeout=2.0, handler_cancellation=True, handle_signals=False
         )
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", port, ssl_context=self._tls, reuse_address=True)
+        site = web.TCPSite(
+            self._runner, "127.0.0.1", port, ssl_context=self._tls, reuse_address=True, reuse_port=True
+        )
         await site.start()
         self._port = self._runner.addresses[0][1]
         self._rest.open()
@@ -103,6 +106,14 @@ class ApiServer:
             await self._runner.cleanup()
             self._runner = None
         await self.registry.webhooks.close()
+
+    async def restart(self) -> None:
+        """Stop, and listen on the same port again, which no other program can get in between."""
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as held:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            held.bind(("127.0.0.1", self._port))
+            await self.stop()
+            await self.start(self._port)
 
     def drop_watches(self) -> None:
         """End every open watch, as a real API server does at its time-out."""

@@ -88,35 +88,32 @@ class Store:
 
     def create(self, resource: Resource, obj: Object) -> Object:
         """Store a new object (owned by the store from now on). Raises 409 AlreadyExists."""
-        namespace, name = self._key(obj)
         shelf = self._shelf(resource)
-        if (namespace, name) in shelf.objects:
-            raise already_exists(resource.group, resource.plural, name)
-        stored, view = self._stored(resource, obj)
-        self._record(shelf, "ADDED", stored, None)
-        shelf.objects[(namespace, name)] = stored
-        self._tell(resource, shelf.log[-1])
-        return stored if view is None else view.shown(stored)
+        if self._key(obj) in shelf.objects:
+            raise already_exists(resource.group, resource.plural, self._key(obj)[1])
+        return self._change(shelf, resource, "ADDED", obj, None)
 
     def update(self, resource: Resource, obj: Object) -> Object:
         """Replace an object; a ``metadata.resourceVersion`` that is not the stored one raises 409."""
-        namespace, name = self._key(obj)
         shelf = self._shelf(resource)
-        previous = self._current(shelf, resource, obj)
-        stored, view = self._stored(resource, obj)
-        self._record(shelf, "MODIFIED", stored, previous)
-        shelf.objects[(namespace, name)] = stored
-        self._tell(resource, shelf.log[-1])
-        return stored if view is None else view.shown(stored)
+        return self._change(shelf, resource, "MODIFIED", obj, self._current(shelf, resource, obj))
 
     def delete(self, resource: Resource, obj: Object) -> Object:
         """Remove the object that ``obj`` names; ``obj`` is its last state. Raises 404 and 409 as update."""
-        namespace, name = self._key(obj)
         shelf = self._shelf(resource)
-        previous = self._current(shelf, resource, obj)
-        stored, view = self._stored(resource, obj)
-        self._record(shelf, "DELETED", stored, previous)
-        del shelf.objects[(namespace, name)]
+        return self._change(shelf, resource, "DELETED", obj, self._current(shelf, resource, obj))
+
+    def _change(
+        self, shelf: _Shelf, resource: Resource, change: Change, obj: Object, previous: Object | None
+    ) -> Object:
+        """Put the object on the shelf or take it off, and tell everybody; what a reader sees of it."""
+        view = view_of(resource)
+        stored = obj if view is None else view.stored(obj)
+        self._record(shelf, change, stored, previous)
+        if change == "DELETED":
+            del shelf.objects[self._key(stored)]
+        else:
+            shelf.objects[self._key(stored)] = stored
         self._tell(resource, shelf.log[-1])
         return stored if view is None else view.shown(stored)
 
@@ -160,11 +157,6 @@ class Store:
         if shelf is None:
             shelf = self._shelves[resource.storage_key] = _Shelf()
         return shelf
-
-    @staticmethod
-    def _stored(resource: Resource, obj: Object) -> tuple[Object, View | None]:
-        view = view_of(resource)
-        return (obj if view is None else view.stored(obj)), view
 
     @staticmethod
     def _key(obj: Object) -> tuple[str, str]:

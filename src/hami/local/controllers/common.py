@@ -9,6 +9,7 @@ import msgspec
 
 from hami.local.api.objects import Object, clone, dig, labels_of, meta, name_of, parse_time
 from hami.local.api.resources import Resource
+from hami.protocol.members import objects_of
 
 FINISHED = ("Succeeded", "Failed")
 _SAFE = "bcdfghjklmnpqrstvwxz2456789"
@@ -27,8 +28,7 @@ def owner_reference(resource: Resource, owner: Object) -> Object:
 
 
 def owners_of(obj: Object) -> list[Object]:
-    found = meta(obj).get("ownerReferences")
-    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+    return objects_of(meta(obj), "ownerReferences")
 
 
 def with_owner(obj: Object, reference: Object) -> Object:

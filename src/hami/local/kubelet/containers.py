@@ -24,6 +24,7 @@ from hami.protocol.errors import HamiError
 
 _LAUNCHER = Path(launcher.__file__)
 _ENV_LIMIT = 1 << 20
+_TOLD_AGAIN_S = 0.1
 PID_FILE = "pid"
 _PRELOAD = "/etc/ld.so.preload"
 
@@ -85,18 +86,23 @@ class Container:
     exit_code: int | None = None
 
     async def wait(self) -> int:
-        """The exit code, after the output has been written to the log (at most 2 s later).
+        """The exit code, after the output has been written to the log (at most 10 s later).
 
         Raises :class:`ContainerStartError` if the program never ran.
         """
         code = await self.process.wait()
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=2.0)
+            await asyncio.wait(self._tasks, timeout=10.0)
         error = self._error_file.read_text() if self._error_file.exists() else ""
         self.exit_code = code if code >= 0 else 128 - code
         if error:
             raise ContainerStartError(error)
         return self.exit_code
+
+    async def ended(self) -> None:
+        """Wait until the process has ended and nobody holds its output: then asyncio lets go of it."""
+        await self.process.wait()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def signal(self, number: int) -> None:
         """Send a signal to the container's first process; a container that has ended is left alone."""
@@ -106,8 +112,17 @@ class Container:
                 os.kill(self.process.pid, number)
 
     def kill(self) -> None:
-        """End every process of the container now: of its namespace, or all that descend from its launcher."""
-        self.signal(signal.SIGHUP if self.isolation is Isolation.NONE else signal.SIGKILL)
+        """End every process of the container now: of its namespace, or all that descend from its launcher.
+
+        A launcher that has only just been started by a program under nohup ignores SIGHUP: it is told again.
+        """
+        if self.isolation is not Isolation.NONE:
+            self.signal(signal.SIGKILL)
+            return
+        self.signal(signal.SIGHUP)
+        if self.process.returncode is None:
+            with contextlib.suppress(RuntimeError):  # no loop runs: nobody waits for the end either
+                asyncio.get_running_loop().call_later(_TOLD_AGAIN_S, self.kill)
 
 
 def launcher_command(spec: Path) -> list[str]:
@@ -217,11 +232,12 @@ async def probe_isolation(directory: Path) -> Isolation:
     for isolation in candidates:
         container = await start_container(plan, directory / isolation.value, isolation, directory / "log")
         try:
-            async with asyncio.timeout(10.0):
+            async with asyncio.timeout(30.0):
                 if await container.wait() == 0:
                     return isolation
         except (ContainerStartError, TimeoutError):
             container.kill()
+            await container.ended()
     return Isolation.NONE
 
 

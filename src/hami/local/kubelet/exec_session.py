@@ -68,9 +68,10 @@ async def _first_process(container: Container) -> int:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_START_LIMIT_S):
             while container.process.returncode is None:
-                text = path.read_text() if path.exists() else ""
-                if text.isdigit():
-                    return int(text)
+                with contextlib.suppress(FileNotFoundError):
+                    text = path.read_text()
+                    if text.isdigit():
+                        return int(text)
                 await asyncio.sleep(0.01)
     raise ContainerStartError("the container does not run")
 

@@ -27,8 +27,8 @@ import signal
 import stat
 import sys
 import termios
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
@@ -38,6 +38,7 @@ _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 # statvfs flag -> mount flag: a bind mount made in a user namespace must keep those it inherits
 _KEPT = ((os.ST_NOSUID, _MS_NOSUID), (4, _MS_NODEV), (8, _MS_NOEXEC), (1024, 1024), (2048, 2048))
 _SETUP_FAILED = 125
+_HELD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -195,6 +196,7 @@ def _program(spec: dict[str, Any]) -> None:
     """Replace this process by the program. Returns never."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
     os.umask(0o022)
     argv = [str(part) for part in spec["argv"]]
     try:
@@ -217,6 +219,7 @@ def _fail(spec: dict[str, Any], text: str, code: int) -> None:
 def _run_isolated(spec: dict[str, Any], error_handle: int) -> int:
     """Fork PID 1 of the container, pass signals on, and give its exit status."""
     ready, go = os.pipe()
+    _hold_signals()
     child = os.fork()
     if child == 0:
         os.close(go)
@@ -238,20 +241,14 @@ def _run_isolated(spec: dict[str, Any], error_handle: int) -> int:
     os.close(ready)
     if spec.get("pid_file"):
         Path(str(spec["pid_file"])).write_text(str(child))
-
-    def forward(number: int, _frame: FrameType | None) -> None:
-        os.kill(child, number)
-
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, forward)
     os.write(go, b"g")
     os.close(go)
-    _, status = os.waitpid(child, 0)
-    return os.waitstatus_to_exitcode(status)
+    return _wait(child, lambda number: os.kill(child, number))
 
 
 def _run_watched(spec: dict[str, Any]) -> int:
     """Run the program as a child whose descendants, even those in sessions of their own, end with it."""
+    _hold_signals()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
     child = os.fork()
@@ -259,23 +256,44 @@ def _run_watched(spec: dict[str, Any]) -> int:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         _program(spec)
 
-    def end_all(_number: int, _frame: FrameType | None) -> None:
-        _kill_descendants()
-        os._exit(128 + signal.SIGKILL)
-
-    def forward(number: int, _frame: FrameType | None) -> None:
+    def act(number: int) -> None:
+        if number == signal.SIGHUP:
+            _kill_descendants()
+            os._exit(128 + signal.SIGKILL)
         os.kill(child, number)
 
-    signal.signal(signal.SIGHUP, end_all)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, forward)
     if os.getppid() != int(spec.get("parent") or os.getppid()):
-        end_all(signal.SIGHUP, None)
+        act(signal.SIGHUP)
+    status = _wait(child, act)
+    _kill_descendants()
+    return status
+
+
+def _hold_signals() -> None:
+    """Let signals wait for :func:`_wait`.
+
+    A handler in Python would run only after the system call that was about to begin: a SIGTERM just before
+    ``waitpid`` would reach the program after its own end.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HELD)
+
+
+def _wait(child: int, act: Callable[[int], None]) -> int:
+    """The exit status of ``child`` as :func:`os.waitstatus_to_exitcode` tells it; signals that come before
+    its end go to ``act``, and what else ends is reaped.
+    """
     while True:
-        ended, status = os.wait()
-        if ended == child:
-            _kill_descendants()
-            return os.waitstatus_to_exitcode(status)
+        number = signal.sigwait(_HELD)
+        if number != signal.SIGCHLD:
+            act(number)
+            continue
+        while True:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if ended == child:
+                return os.waitstatus_to_exitcode(status)
+            if not ended:
+                break
 
 
 def _kill_descendants() -> None:

@@ -127,7 +127,7 @@ class PodWorker:
             container.kill()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_REAP_LIMIT_S):
-                    await container.process.wait()
+                    await container.ended()
 
     async def run(self) -> None:
         try:

@@ -12,6 +12,7 @@ from hami.local.api.objects import Object, dig
 _QUANTITY = re.compile(
     r"^([+-]?)(\d{1,40}(?:\.\d{0,40})?|\.\d{1,40})(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d{1,3})?$"
 )
+_PLAIN_DIGITS = 40
 _SCALE: dict[str, Fraction] = {
     "": Fraction(1), "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000),
     "k": Fraction(10**3), "M": Fraction(10**6), "G": Fraction(10**9), "T": Fraction(10**12),
@@ -22,7 +23,10 @@ _SCALE: dict[str, Fraction] = {
 
 def milli(quantity: Any) -> int:
     """``quantity`` in thousandths, rounded up. Raises ValueError where it is not a quantity."""
-    found = _QUANTITY.match(str(quantity).strip())
+    text = str(quantity).strip()
+    if text.isascii() and text.isdigit() and len(text) < _PLAIN_DIGITS:
+        return int(text) * 1000
+    found = _QUANTITY.match(text)
     if found is None:
         raise ValueError(f"{quantity!r} is not a quantity")
     suffix = found[3] or ""

@@ -7,14 +7,15 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
 from hami.kube.errors import KubeError, NotFound
+from hami.node.cdi.edits import CdiError
 from hami.node.cluster import Cluster
 from hami.node.config import Settings
-from hami.node.errors import UnsafePathError
+from hami.node.errors import AllocateError, SliceBusyError, UnsafePathError
 from hami.node.exact.cdi import (
     build_document,
     cache_file,
@@ -32,16 +33,20 @@ from hami.node.exact.decision import (
     success_notes,
 )
 from hami.node.exact.documents import Documents
-from hami.node.exact.errors import RefusedError, StorageError
+from hami.node.exact.errors import NotYetError, RefusedError, StorageError
 from hami.node.exact.owners import Owners
 from hami.node.exact.pods import PodSource
 from hami.node.lock import LockReleaser
+from hami.node.mig.answer import with_instances
+from hami.node.mig.manager import MigManager
 from hami.node.paths import HostPaths
 from hami.node.plugin.answer import (
     Delivery,
+    base_response,
     build_answer,
     cache_path,
     control_disabled,
+    inlined_edits,
     limits_table,
     reserved_variables,
 )
@@ -49,7 +54,7 @@ from hami.node.plugin.checkpoint import Entry, checkpoint_devices
 from hami.node.plugin.inventory import Card, offered_cards
 from hami.node.plugin.ledger import Ledger
 from hami.node.plugin.pending import MAX_ERROR_CHARS
-from hami.node.plugin.workspace import Workspace
+from hami.node.plugin.workspace import Workspace, tell_mount_point
 from hami.protocol.errors import ProtocolError
 from hami.protocol.keys import ALLOCATE_ERROR, BIND_FAILED, BIND_PHASE, ENV_SHARED_CACHE
 from hami.protocol.views import Pod
@@ -91,6 +96,7 @@ class ExactAllocator:
         *,
         scheduler_name: str = "hami-scheduler",
         clock: Callable[[], float] = time.time,
+        mig: MigManager | None = None,
     ) -> None:
         self._cluster = cluster
         self._workspace = workspace
@@ -101,6 +107,7 @@ class ExactAllocator:
         self._lock = lock
         self._scheduler_name = scheduler_name
         self._clock = clock
+        self._mig = mig
         self._ledger = Ledger(cluster, workspace)
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._running: set[asyncio.Task[None]] = set()
@@ -203,12 +210,14 @@ class ExactAllocator:
         offered = {card.uuid for card in offered_cards(call.cards, call.settings)}
         cards = {card.uuid: card for card in call.cards}
         check_cards(given, cards, offered, is_first=first is None)
-        cache = (first.limits.get(ENV_SHARED_CACHE) if first else None) or cache_path(
-            self._paths, cache_file(pod.uid, container)
-        )
-        limits = limits_table(given.devices, given.container, call.settings, cache, call.delivery)
-        self._judge_environment(pod, given, limits, call.settings)
-        document = await self._on_disk(self._prepare_files, pod, given, limits, name, call)
+        has_instances = call.settings.is_dynamic_mig if first is None else not first.limits
+        if has_instances:
+            limits: dict[str, str] = {}
+            document = await self._instances_document(pod, given, name, call)
+        else:
+            limits = self._limits(pod, given, first, call)
+            document = await self._on_disk(self._prepare_files, pod, given, limits, name, call)
+            tell_mount_point(self._cluster, self._workspace)
         self._ledger.checkpoint.renew(
             Entry(pod.uid, pod.namespace, pod.name, container, devices, limits, int(self._clock()))
         )
@@ -223,27 +232,57 @@ class ExactAllocator:
         )
         self._spawn(self._settle(pod))
 
+    def _limits(self, pod: Pod, given: Given, first: Entry | None, call: Call) -> dict[str, str]:
+        cache = (first.limits.get(ENV_SHARED_CACHE) if first else None) or cache_path(
+            self._paths, cache_file(pod.uid, given.container.name)
+        )
+        limits = limits_table(given.devices, given.container, call.settings, cache, call.delivery)
+        self._judge_environment(pod, given, limits, call.settings)
+        return limits
+
+    async def _instances_document(self, pod: Pod, given: Given, name: str, call: Call) -> bytes:
+        """The document of a container with MIG instances, which are made or found: no library, no files."""
+        if self._mig is None:
+            raise RefusedError("this plugin makes no MIG instances")
+        position = [item.name for item in pod.slots].index(given.container.name)
+        try:
+            realised = await self._mig.realise(pod, [(position, given.devices)])
+        except SliceBusyError as error:
+            raise NotYetError(str(error)) from error
+        except AllocateError as error:
+            raise RefusedError(str(error)) from error
+        instances = realised.of(position)
+        try:
+            delivery = await asyncio.to_thread(with_instances, instances, self._mig, call.delivery)
+        except CdiError as error:
+            raise RefusedError(str(error)) from error
+        uuids = [each.uuid for each in instances]
+        answer = base_response(uuids, delivery)
+        cards = inlined_edits(uuids, delivery)
+        return build_document(name, answer.env, answer.mounts, answer.devices, cards)
+
     def _prepare_files(
         self, pod: Pod, given: Given, limits: Mapping[str, str], name: str, call: Call
     ) -> bytes:
         """What the mounts of the document need, in a thread; the result is the document."""
         workspace, container = self._workspace, given.container
-        workspace.prepare_lock_parent()
+        delivery = replace(call.delivery, broker=workspace.prepare_lock_parent(call.delivery.broker))
         files = workspace.find_sources(preload=not control_disabled(container))
         workspace.ensure_cache_directory(pod.uid, container.name)
         if call.delivery.limits_file:
             workspace.write_limits(pod.uid, container.name, limits)
             workspace.check_limits(pod.uid, container.name)
         answer = build_answer(
-            given.devices, container, pod.uid, limits, call.settings, self._paths, files, call.delivery
+            given.devices, container, pod.uid, limits, call.settings, self._paths, files, delivery
         )
+        cards = inlined_edits([device.uuid for device in given.devices], delivery)
         env = document_environment(answer, limits, container)
-        return build_document(name, env, answer.mounts, answer.devices)
+        return build_document(name, env, answer.mounts, answer.devices, cards)
 
     async def _on_disk(self, work: Callable[..., bytes], *parameters: object) -> bytes:
         try:
             return await asyncio.to_thread(work, *parameters)
-        except UnsafePathError as error:
+        except (UnsafePathError, AllocateError) as error:
             raise RefusedError(str(error)) from error
         except OSError as error:
             raise self._storage(error) from error

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
-import msgspec
-
+from hami.node.cdi.edits import BindMount, Edits, Node, build_spec, merged
 from hami.node.plugin.answer import Answer, DeviceNode, Mount
 from hami.protocol import keys
 from hami.protocol.views import Container
@@ -17,8 +17,6 @@ KIND: Final = "hami.io/vgpu"
 _NAME_DIGITS: Final = 32
 _FILE_START: Final = "hami.io-vgpu-"
 _FILE_END: Final = ".json"
-_VERSION: Final = "0.3.0"  # env, mounts, device nodes
-_VERSION_HOST_PATH: Final = "0.5.0"  # device nodes with another path on the host
 
 
 def device_name(device_ids: Iterable[str]) -> str:
@@ -61,34 +59,27 @@ def document_environment(answer: Answer, limits: Mapping[str, str], container: C
 
 
 def build_document(
-    name: str, env: Mapping[str, str], mounts: Sequence[Mount], devices: Sequence[DeviceNode]
+    name: str,
+    env: Mapping[str, str],
+    mounts: Sequence[Mount],
+    devices: Sequence[DeviceNode],
+    cards: Edits | None = None,
 ) -> bytes:
-    """The document of one device; equal input gives equal bytes. Mounts keep their order."""
-    edits: dict[str, Any] = {
-        "env": [f"{key}={env[key]}" for key in sorted(env)],
-        "mounts": [_mount(mount) for mount in mounts],
-    }
-    if devices:
-        edits["deviceNodes"] = [_device_node(node) for node in devices]
-    moved = any(node.host_path != node.container_path for node in devices)
-    document = {
-        "cdiVersion": _VERSION_HOST_PATH if moved else _VERSION,
-        "kind": KIND,
-        "devices": [{"name": name, "containerEdits": edits}],
-    }
-    return msgspec.json.format(msgspec.json.encode(document), indent=2) + b"\n"
+    """The document of one device; equal input gives equal bytes. Mounts keep their order.
+
+    ``cards`` is what CDI documents add for the container's cards: its mounts come first, its variables last,
+    as a runtime would have added them.
+    """
+    own = Edits(
+        env,
+        tuple(Node(node.container_path, node.host_path) for node in devices),
+        tuple(_mount(mount) for mount in mounts),
+    )
+    from_cards = cards or Edits()
+    edits = replace(merged((from_cards, own)), env={**env, **from_cards.env})
+    return build_spec(KIND, {name: edits})
 
 
-def _mount(mount: Mount) -> dict[str, Any]:
-    return {
-        "hostPath": mount.host_path,
-        "containerPath": mount.container_path,
-        "options": ["rbind", "rprivate", "ro" if mount.read_only else "rw"],
-    }
-
-
-def _device_node(node: DeviceNode) -> dict[str, str]:
-    made = {"path": node.container_path, "permissions": "rw"}
-    if node.host_path != node.container_path:
-        made["hostPath"] = node.host_path
-    return made
+def _mount(mount: Mount) -> BindMount:
+    access = "ro" if mount.read_only else "rw"
+    return BindMount(mount.container_path, mount.host_path, ("rbind", "rprivate", access))

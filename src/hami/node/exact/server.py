@@ -53,11 +53,12 @@ class ExactService(PluginService):
         call = Call(
             device_ids=tuple(request.devices_ids),
             settings=self._settings,
-            delivery=self._delivery,
+            delivery=self.delivery,
             cards=self._board.cards,
         )
         try:
-            await self._exact.prepare(call)
+            with self.counters.allocation():
+                await self._exact.prepare(call)
         except NotYetError as error:
             log.info("exact.not_yet", extra={"cause": str(error)})
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from hami.node.errors import UnsafePathError
+from hami.node.files import open_regular
 from hami.node.monitor.region import (
     EXTENSION_READ,
     MAX_FILE_BYTES,
@@ -95,7 +96,16 @@ class Writes:
 
 
 def write_directory(containers: int, name: str, writes: Writes) -> None:
-    """Write single aligned fields of a region, nothing if it is gone. Raises :class:`RegionError`."""
+    """Write single aligned fields of a region, nothing if it is gone. Raises :class:`RegionError`.
+
+    A mapping would end the monitor when the container cuts its file, and ``pwrite`` may copy byte by byte
+    [measured: ``rep movsb``], so a program can see any mixture of old and new bytes for a moment. Of the two
+    fields of the feedback loop each mixture acts like the old or the new value. The switch is 0 or 1: one
+    byte differs. The counter moves between n and n - 1 (one byte, it is small), or between n >= 0 and -1, all
+    of whose bytes are 0xFF: a mixture is negative if it has the highest of them, as programs ask, and none of
+    0 and 1, which they replace. The heartbeat is a time, where a mixture could be long ago: see
+    :func:`_write_time`.
+    """
     with _open_region(containers, name, os.O_RDWR) as descriptor:
         if descriptor is None:
             return
@@ -108,8 +118,22 @@ def write_directory(containers: int, name: str, writes: Writes) -> None:
             if value is not None:
                 os.pwrite(descriptor, value.to_bytes(4, "little", signed=True), field.offset)
         if writes.heartbeat is not None and region is layout.V1 and _has_extension(descriptor, size):
-            offset = layout.EXTENSION_OFFSET + layout.Extension.heartbeat.offset
-            os.pwrite(descriptor, writes.heartbeat.to_bytes(8, "little"), offset)
+            _write_time(
+                descriptor, layout.EXTENSION_OFFSET + layout.Extension.heartbeat.offset, writes.heartbeat
+            )
+
+
+def _write_time(descriptor: int, offset: int, new: int) -> None:
+    """Replace eight bytes so that a program never reads less than the smaller of the old and the new value.
+
+    The bytes that differ are written one by one, and one byte is whole. A time that grows has a greater byte
+    at the highest place that differs: written first, it makes all that follows greater than the old time. One
+    that falls has a smaller byte there: written last, all before it is greater than the new time.
+    """
+    old = int.from_bytes(os.pread(descriptor, 8, offset), "little")
+    places = [place for place in range(8) if (old ^ new) >> 8 * place & 0xFF]
+    for place in reversed(places) if new > old else places:
+        os.pwrite(descriptor, bytes([new >> 8 * place & 0xFF]), offset + place)
 
 
 def directory_bytes(containers: int, name: str) -> int:
@@ -192,12 +216,13 @@ def _choose(directory: int, name: str) -> str | None:
 
 def _open_file(directory: int, file: str, access: int) -> int:
     try:
-        descriptor = os.open(file, access | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=directory)
+        descriptor = open_regular(file, access, dir_fd=directory)
+    except UnsafePathError as error:
+        raise RegionError("not_regular", str(error)) from error
     except OSError as error:
-        reason = "not_regular" if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO) else "open_failed"
-        raise RegionError(reason, f"{file}: {error.strerror or error}") from error
+        raise RegionError("open_failed", f"{file}: {error.strerror or error}") from error
     found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1 or found.st_size > MAX_FILE_BYTES:
+    if found.st_nlink != 1 or found.st_size > MAX_FILE_BYTES:
         os.close(descriptor)
         raise RegionError("not_regular", f"{file} is no regular file with one link and at most 16 MiB")
     return descriptor
@@ -242,7 +267,8 @@ def _has_extension(descriptor: int, size: int) -> bool:
     block = layout.Extension
     head = os.pread(descriptor, 16, layout.EXTENSION_OFFSET)
     return (
-        head[:8] == layout.EXTENSION_MAGIC
+        len(head) == 16  # else it was cut meanwhile
+        and head[:8] == layout.EXTENSION_MAGIC
         and block.version.read(head) == layout.EXTENSION_VERSION
         and block.length.read(head) == layout.EXTENSION_LENGTH
     )

@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from hami.node.errors import NvmlError, NvmlUnsupportedError
-from hami.node.nvml import GpuIdentity, GpuMemory, GpuSensors, GpuUtilization, Nvml
+from hami.node.nvml import EventSource, GpuIdentity, GpuMemory, GpuSensors, GpuUtilization, Nvml
 
 RETRY_S: Final = 30.0
+LOCK_OLD_S: Final = 600.0
+LOCK_TOLD_EVERY_S: Final = 60.0
+
+_EVENTS_AT_ONCE: Final = 64
+_MISSES: Final = 3
+"""Waits in a row without an XID after which there is none: one may have met another kind of event."""
 
 log = logging.getLogger(__name__)
+
+
+class HostNvml(Nvml, Protocol):
+    """NVML as the monitor needs it."""
+
+    def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
+        """A source of XID events of ``gpus``, and the UUIDs of those that cannot be watched."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +50,8 @@ class HostState:
     gpus: tuple[HostGpu, ...] = ()
     up: bool = False
     paused: bool = False
+    xids: Mapping[str, int] = field(default_factory=dict)
+    """XIDs by UUID since this process watches; a card that cannot be watched is not in it."""
 
 
 class HostReader:
@@ -41,7 +59,7 @@ class HostReader:
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: HostNvml,
         mig_lock: str,
         *,
         clock: Callable[[], float] = time.monotonic,
@@ -52,17 +70,39 @@ class HostReader:
         self._clock = clock
         self._retry_s = retry_s
         self._not_before = float("-inf")
+        self._told_at = float("-inf")
         self._samples_until: dict[str, int] = {}
+        self._watching = threading.Lock()  # a scrape may end the watch while a tick counts
+        self._events: EventSource | None = None
+        self._watch_not_before = float("-inf")
+        self._xids: Counter[str] = Counter()
 
     @property
     def paused(self) -> bool:
         """Whether the device plugin is changing MIG, so that nobody may hold NVML open."""
         return self._mig_lock.exists()
 
+    def stand_aside(self) -> bool:
+        """:attr:`paused`; then NVML is closed here too. A lock older than 10 min is told once a minute."""
+        try:
+            age = time.time() - self._mig_lock.stat().st_mtime
+        except OSError:
+            return False
+        with self._watching:
+            self._end_watch()
+        self._nvml.close()
+        now = self._clock()
+        if age > LOCK_OLD_S and now - self._told_at >= LOCK_TOLD_EVERY_S:
+            self._told_at = now
+            advice = "if no device plugin is changing MIG, remove the file"
+            log.warning(
+                "mig_lock.old", extra={"path": str(self._mig_lock), "age_s": int(age), "advice": advice}
+            )
+        return True
+
     def read(self) -> HostState:
         """The cards by index; never raises."""
-        if self.paused:
-            self._nvml.close()
+        if self.stand_aside():
             return HostState(paused=True)
         if self._clock() < self._not_before:
             return HostState()
@@ -73,7 +113,42 @@ class HostReader:
             self._not_before = self._clock() + self._retry_s
             return HostState()
         found = (self._gpu(identity) for identity in identities)
-        return HostState(tuple(gpu for gpu in found if gpu is not None), up=True)
+        return HostState(tuple(gpu for gpu in found if gpu is not None), up=True, xids=dict(self._xids))
+
+    def watch_xids(self) -> None:
+        """Count the XIDs since the last call; never raises. After a failure 30 s pass."""
+        if self.paused or self._clock() < max(self._not_before, self._watch_not_before):
+            return
+        with self._watching:
+            if self.paused:  # since then: who stood aside meanwhile has closed NVML already
+                return
+            try:
+                self._count(self._events or self._begin_watch())
+            except NvmlError as error:
+                log.debug("nvml.no_events", extra={"cause": str(error)})
+                self._end_watch()
+                self._watch_not_before = self._clock() + self._retry_s
+
+    def _begin_watch(self) -> EventSource:
+        gpus = self._nvml.gpus()
+        self._events, unwatched = self._nvml.watch(gpus)
+        self._xids.update({gpu.uuid: 0 for gpu in gpus if gpu.uuid not in unwatched})
+        return self._events
+
+    def _count(self, events: EventSource) -> None:
+        misses = 0
+        for _ in range(_EVENTS_AT_ONCE):
+            event = events.wait(0)
+            misses = 0 if event is not None else misses + 1
+            if event is not None and event.uuid:
+                self._xids[event.uuid] += 1
+            if misses == _MISSES:
+                return
+
+    def _end_watch(self) -> None:
+        events, self._events = self._events, None
+        if events is not None:
+            events.close()
 
     def process_use(self) -> dict[str, dict[int, int]]:
         """Percent of the SMs by card UUID and host PID since the last call; never raises.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import platform
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from hami.kube.events import EventRecorder, ObjectRef
 from hami.kube.informer import Informer
 from hami.kube.operations import Selection, list_pages
 from hami.kube.resources import PODS
+from hami.node.monitor.claims import LimitsFolder
 from hami.node.monitor.garbage import Garbage
 from hami.node.monitor.hostgpu import HostReader
 from hami.node.monitor.pods import PodInfo, pod_info
@@ -25,6 +25,7 @@ from hami.node.monitor.service import Monitor, MonitorOptions, cancel_and_wait
 from hami.node.monitor.tracker import Tracker
 from hami.node.nvml import NvmlSession
 from hami.node.paths import MIG_LOCK_NAME
+from hami.protocol.build import build_labels
 
 MIG_LOCK = f"/tmp/hami/{MIG_LOCK_NAME}"  # noqa: S108 - WIRE with the device plugin; only looked at
 USER_AGENT = "hami-monitor"
@@ -97,6 +98,7 @@ async def run_monitor(config: ProcessConfig) -> None:
             Tracker(f"{base}/containers"),
             HostReader(nvml, f"{config.host_root}{MIG_LOCK}"),
             Garbage(f"{base}/containers", f"{base}/limits"),
+            LimitsFolder(f"{base}/limits"),
             pods,
             pods.list_uids,
             add_build_info,
@@ -111,8 +113,10 @@ async def run_monitor(config: ProcessConfig) -> None:
         watching = asyncio.create_task(pods.informer.run())
         recording = asyncio.create_task(recorder.run())
         ticking = asyncio.create_task(monitor.run())
-        # A tick that dies ends the process with its error; it must not look healthy for another minute.
-        ticking.add_done_callback(lambda _: server.stop())
+        # What dies of these ends the process with its error; it must not look healthy for another minute, nor
+        # go on with the pods of yesterday.
+        for task in (watching, recording, ticking):
+            task.add_done_callback(lambda _: server.stop())
         try:
             await server.run()
         finally:
@@ -125,16 +129,4 @@ async def run_monitor(config: ProcessConfig) -> None:
 
 def add_build_info(book: SeriesBook) -> None:
     """``hami_build_info`` with HAMi's label names; what is not known is ``unknown``."""
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-    book.plain(
-        "hami_build_info",
-        {
-            "version": f"v{package_version('hami')}",
-            "revision": "unknown",
-            "build_date": "unknown",
-            "go_version": f"python{platform.python_version()}",
-            "compiler": platform.python_implementation().lower(),
-            "platform": f"{platform.system().lower()}/{machine}",
-        },
-        1,
-    )
+    book.plain("hami_build_info", build_labels(package_version("hami")), 1)

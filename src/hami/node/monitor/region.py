@@ -116,6 +116,8 @@ class Region:
     has_extension: bool
     events_written: int = 0
     """Events ever written to the ring of the extension block."""
+    broker: tuple[int, int] = (0, 0)
+    """Processes that asked the host PID broker: those that it answered, and those that fell back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +198,14 @@ def parse_region(raw: RawRegion) -> Region:
         last_kernel=_last_kernel(raw),
         has_extension=has_extension,
         events_written=layout.Extension.next_event.read(raw.extension) if has_extension else 0,
+        broker=_broker(raw.extension) if has_extension else (0, 0),
     )
+
+
+def _broker(extension: bytes) -> tuple[int, int]:
+    block = layout.Extension
+    answers, fallbacks = block.broker_answers.read(extension), block.broker_fallbacks.read(extension)
+    return min(answers, SATURATED), min(fallbacks, SATURATED)
 
 
 def odd_slots(raw: RawRegion) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ HELP: Final[Mapping[str, str]] = {
     "hami_host_gpu_temperature_celsius": "Temperature of a card, degrees Celsius",
     "hami_host_gpu_power_watts": "Power draw of a card, watts",
     "hami_host_gpu_ecc_uncorrected_errors": "Uncorrected memory errors of a card since the driver started",
+    "hami_host_gpu_xid_errors": "XIDs that a card has reported since the monitor started",
     "hami_vgpu_memory_used_bytes": "Device memory used by a container, bytes",
     "hami_vgpu_memory_limit_bytes": "Device memory limit of a container, bytes, 0 = unlimited",
     "hami_container_device_memory_bytes": "Device memory used by a container, bytes",
@@ -45,6 +46,7 @@ HELP: Final[Mapping[str, str]] = {
     "hami_vgpu_blocked": "1 while the container's launches wait for one of higher priority",
     "hami_vgpu_core_limit_enforced": "1 while the container's core limit is enforced",
     "hami_container_cache_directory_bytes": "Size of the container's cache directory, bytes",
+    "hami_hostpid_broker_fallbacks": "Processes of a container that the host PID broker did not answer",
     "hami_monitor_nvml_up": "1 while NVML can be used",
     "hami_monitor_last_update_timestamp_seconds": "Unix time of the last completed tick",
     "hami_monitor_tracked_containers": "Containers whose region is being read",
@@ -152,6 +154,8 @@ def add_host(book: SeriesBook, node: str, host: HostState, legacy: bool) -> None
             book.gauge("hami_host_gpu_utilization_ratio", labels, gpu.utilization.gpu)
             name = "hami_host_gpu_memory_controller_utilization_ratio"
             book.gauge(name, labels, gpu.utilization.memory)
+        if gpu.identity.uuid in host.xids:
+            book.counter("hami_host_gpu_xid_errors", labels, host.xids[gpu.identity.uuid])
         if gpu.sensors is not None:
             _add_sensors(book, labels, gpu.sensors)
         if legacy:
@@ -168,6 +172,8 @@ def add_container(
             _add_device(book, sample, region, device, now)
             if legacy:
                 _add_legacy_device(book, sample, region, device, now)
+        if any(region.broker):  # nobody asks with the gate off
+            book.counter("hami_hostpid_broker_fallbacks", sample.labels, region.broker[1])
     elif emit_allocated:
         for index, allocated in enumerate(sample.allocated):
             _add_allocated(book, sample, index, allocated)

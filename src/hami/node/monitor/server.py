@@ -1,4 +1,7 @@
-"""The monitor's HTTP endpoint: ``/metrics``, ``/healthz``, ``/readyz`` (monitor.md §6, §10). Bare ASGI."""
+"""The HTTP endpoint of monitor and device plugin: ``/metrics``, ``/healthz``, ``/readyz``. Bare ASGI.
+
+For the monitor: monitor.md §6, §10.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,13 @@ import gzip
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import uvicorn
 from prometheus_client.core import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 
 from hami.node.errors import NodeError, SettingsError
-from hami.node.monitor.service import Monitor
 
 GZIP_FROM_BYTES: Final = 1024
 _GRACE_S: Final = 3
@@ -51,11 +53,29 @@ def listen(address: str) -> socket.socket:
         raise ListenError(f"cannot listen on {address}: {error}") from error
 
 
-class Application:
-    """The ASGI application on a monitor."""
+class Source(Protocol):
+    """What is served: a monitor, a device plugin."""
 
-    def __init__(self, monitor: Monitor) -> None:
-        self._monitor = monitor
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process does its work."""
+        ...
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether what it shows can be relied on."""
+        ...
+
+    async def collect(self) -> tuple[Metric, ...]:
+        """All series now."""
+        ...
+
+
+class Application:
+    """The ASGI application on a source."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self._scrape = asyncio.Lock()
 
     async def __call__(self, scope: Any, receive: Any, send: Send) -> None:  # noqa: ARG002
@@ -69,9 +89,9 @@ class Application:
             case "/metrics":
                 await self._metrics(scope, send)
             case "/healthz":
-                await _state(send, self._monitor.is_alive)
+                await _state(send, self._source.is_alive)
             case "/readyz":
-                await _state(send, self._monitor.is_ready)
+                await _state(send, self._source.is_ready)
             case _:
                 await _answer(send, 404, b"404 page not found\n", _TEXT)
 
@@ -79,7 +99,7 @@ class Application:
         headers = {name.lower(): value for name, value in scope["headers"]}
         accept = headers.get(b"accept", b"").decode("latin-1")
         async with self._scrape:
-            metrics = await self._monitor.collect()
+            metrics = await self._source.collect()
         encoder, content_type = choose_encoder(accept)
         body = await asyncio.to_thread(lambda: encoder(_registry(metrics)))
         extra: tuple[tuple[bytes, bytes], ...] = ((b"vary", b"accept, accept-encoding"),)

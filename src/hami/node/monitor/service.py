@@ -15,7 +15,8 @@ from prometheus_client.core import Metric
 
 from hami.kube.errors import KubeError
 from hami.node.errors import UnsafePathError
-from hami.node.monitor.feedback import Activity, Verdict, judge
+from hami.node.monitor.claims import LimitsFolder, activity, cards_of, own_devices
+from hami.node.monitor.feedback import Verdict, judge
 from hami.node.monitor.files import CacheDirectory, Writes
 from hami.node.monitor.garbage import Garbage, StaleList, belongs_to_pod, has_live_process, still_unknown
 from hami.node.monitor.hostgpu import HostReader
@@ -91,6 +92,7 @@ class Monitor:
         tracker: Tracker,
         host: HostReader,
         garbage: Garbage,
+        limits: LimitsFolder,
         pods: Pods,
         list_uids: Callable[[], Awaitable[set[str]]],
         extra_series: Writer,
@@ -101,6 +103,7 @@ class Monitor:
         self._tracker = tracker
         self._host = host
         self._garbage = garbage
+        self._limits = limits
         self._pods = pods
         self._list_uids = list_uids
         self._extra_series = extra_series
@@ -158,8 +161,10 @@ class Monitor:
         self._measure(sweep)
         self._report_clocks(sweep, now)
         await asyncio.to_thread(self._check_host_pids, sweep)
+        paused = await asyncio.to_thread(self._host.stand_aside)
+        await asyncio.to_thread(self._host.watch_xids)
         await self._measure_processes(sweep)
-        if not self._host.paused:
+        if not paused:
             await self._feed_back(sweep, now)
         if now - self._sizes_at >= SIZES_EVERY_S:
             self._sizes = await asyncio.to_thread(self._tracker.sizes)
@@ -220,6 +225,8 @@ class Monitor:
                 directory, region = found.get((uid, container), (None, None))
                 if directory is None and not allocated:
                     continue
+                if region is not None:
+                    region = own_devices(region, cards_of(pod, container))
                 verdict = self._verdicts.get(directory.name) if directory else None
                 samples.append(
                     ContainerSample(
@@ -276,14 +283,13 @@ class Monitor:
 
     async def _feed_back(self, sweep: Sweep, now: float) -> None:
         known = self._known_regions(sweep)
+        pods = self._pods.by_uid()
+        given = {
+            directory.name: cards_of(pods[directory.pod_uid], directory.container) for directory in known
+        }
+        priorities = await asyncio.to_thread(self._limits.priorities, given)
         activities = {
-            directory.name: Activity(
-                region.all_uuids,
-                region.recent_kernel,
-                region.utilization_switch,
-                region.priority,
-                region.last_kernel,
-            )
+            directory.name: activity(region, given[directory.name], priorities.get(directory.name))
             for directory, region in known.items()
         }
         self._verdicts = judge(activities, now, self._options.activity_from_last_kernel)

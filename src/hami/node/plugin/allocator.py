@@ -11,7 +11,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from hami.kube.errors import ApiError, KubeError, NotFound
@@ -19,6 +19,8 @@ from hami.node.cluster import Cluster
 from hami.node.config import Settings
 from hami.node.errors import AllocateError, NoBindingPodError, UnsafePathError
 from hami.node.lock import LockReleaser
+from hami.node.mig.answer import instances_answer
+from hami.node.mig.manager import MigManager
 from hami.node.paths import HostPaths
 from hami.node.plugin.answer import (
     Answer,
@@ -31,12 +33,12 @@ from hami.node.plugin.answer import (
 )
 from hami.node.plugin.checkpoint import Entry, checkpoint_devices
 from hami.node.plugin.ledger import Ledger
-from hami.node.plugin.pending import Popped, failure, find_pod, lock_is_ahead, remaining, take
+from hami.node.plugin.pending import Popped, Taken, failure, find_pod, lock_is_ahead, remaining, take
 from hami.node.plugin.preferred import Choice, align, preferred_for_containers
-from hami.node.plugin.workspace import Workspace
+from hami.node.plugin.workspace import Workspace, tell_mount_point
 from hami.protocol.allocation import Slot, is_consumed
 from hami.protocol.errors import ProtocolError
-from hami.protocol.keys import NODE_LOCK
+from hami.protocol.keys import MIG_ALLOCATIONS, NODE_LOCK
 from hami.protocol.views import Pod
 
 LOOKUP_LIMIT_S: Final = 8.0
@@ -82,6 +84,7 @@ class Allocator:
         lock_timeout_s: float = 300.0,
         clock: Callable[[], float] = time.time,
         new_name: Callable[[], str] = lambda: str(uuid.uuid4()),
+        mig: MigManager | None = None,
     ) -> None:
         self._cluster = cluster
         self._workspace = workspace
@@ -90,6 +93,7 @@ class Allocator:
         self._lock_timeout_s = lock_timeout_s
         self._clock = clock
         self._new_name = new_name
+        self._mig = mig
         self._serial = asyncio.Lock()
         self._ledger = Ledger(cluster, workspace)
         self._recent: OrderedDict[tuple[tuple[str, ...], ...], _Given] = OrderedDict()
@@ -173,12 +177,38 @@ class Allocator:
         jobs: list[_Job],
     ) -> tuple[Answer, ...]:
         taken = take(pod, [len(ids) for ids in requests])
+        if settings.is_dynamic_mig:
+            return await self._answer_instances(pod, taken, delivery)
         for ids, popped in zip(requests, taken.containers, strict=True):
             devices = align(popped.devices, ids) if settings.preferred_allocation else popped.devices
             jobs.append(self._decide(pod, popped, devices, settings, delivery))
         for job in jobs:
             self._judge_environment(pod, job, settings)
         answers = await asyncio.to_thread(self._prepare, pod, jobs, settings, delivery)
+        tell_mount_point(self._cluster, self._workspace)
+        await self._consume(pod, taken)
+        return answers
+
+    async def _answer_instances(self, pod: Pod, taken: Taken, delivery: Delivery) -> tuple[Answer, ...]:
+        """Mode ``mig``: an instance for every device; neither library nor files. What was made goes again
+        when the rest fails.
+        """
+        if self._mig is None:
+            raise AllocateError("this plugin makes no MIG instances")
+        realised = await self._mig.realise(pod, [(each.position, each.devices) for each in taken.containers])
+        try:
+            answers = [
+                await asyncio.to_thread(instances_answer, realised.of(each.position), self._mig, delivery)
+                for each in taken.containers
+            ]
+            await self._consume(pod, taken)
+        except BaseException:
+            await self._mig.undo(realised)
+            raise
+        return tuple(answers)
+
+    async def _consume(self, pod: Pod, taken: Taken) -> None:
+        """Write what is left to allocate; after the last container the pod is served."""
         await self._annotate(pod, taken.annotations)
         if taken.is_last:
             await self._lock.release(pod)
@@ -186,11 +216,10 @@ class Allocator:
             "allocate.answered",
             extra={
                 "pod": f"{pod.namespace}/{pod.name}",
-                "containers": [job.popped.container.name for job in jobs],
+                "containers": [each.container.name for each in taken.containers],
                 "last": taken.is_last,
             },
         )
-        return answers
 
     def _decide(
         self, pod: Pod, popped: Popped, devices: Slot, settings: Settings, delivery: Delivery
@@ -229,7 +258,7 @@ class Allocator:
     ) -> tuple[Answer, ...]:
         """Files of all containers, in a thread; nothing is answered unless everything is in place."""
         workspace = self._workspace
-        workspace.prepare_lock_parent()
+        delivery = replace(delivery, broker=workspace.prepare_lock_parent(delivery.broker))
         answers = []
         for job in jobs:
             container = job.popped.container
@@ -265,7 +294,11 @@ class Allocator:
             else error,
         )
         try:
-            await self._annotate(pod, failure(reason))
+            notes = failure(reason)
+            if MIG_ALLOCATIONS in pod.annotations:
+                # without the ids of instances that do not exist any more
+                notes[MIG_ALLOCATIONS] = pod.annotations[MIG_ALLOCATIONS]
+            await self._annotate(pod, notes)
         except KubeError as patch_error:
             log.warning("allocate.mark_failed", extra={"cause": str(patch_error)})
         await self._lock.release(pod)

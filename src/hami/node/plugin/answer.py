@@ -6,11 +6,15 @@ WIRE: names, values and order of device-plugin.md §7.5 and §7.7 and of host-pi
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from hami.node.cdi import kinds
+from hami.node.cdi.edits import Edits, merged, qualified
 from hami.node.config import Settings
+from hami.node.errors import AllocateError
 from hami.node.paths import (
     BROKER_DIRECTORY,
     LIMITS_MOUNT,
@@ -25,7 +29,10 @@ from hami.protocol.allocation import Slot
 from hami.protocol.quantity import as_int64
 from hami.protocol.views import Container
 
+IMEX: Final = "imex"
+"""Key of the device nodes of IMEX channels."""
 DEVICE_MOUNTS: Final = keys.ENV_VISIBLE_VOLUME_MOUNTS
+_CDI_KEY: Final = "nvidia-device-plugin_"
 LIMITS_FORMAT: Final = "1"
 _TRUE: Final = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _DEFAULT_PRIORITY: Final = "1"
@@ -55,22 +62,57 @@ class Answer:
     env: Mapping[str, str]
     mounts: tuple[Mount, ...]
     devices: tuple[DeviceNode, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    """Annotations of the container towards the runtime (strategy ``cdi-annotations``)."""
+    cdi_devices: tuple[str, ...] = ()
+    """Qualified CDI names (strategy ``cdi-cri``)."""
+
+
+def _random_id() -> str:
+    return str(uuid.uuid4())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CdiDelivery:
+    """The CDI strategies that are on, at least one of ``annotations`` and ``cri``; ``only``: no other one is.
+
+    ``extras`` are the kinds of GDRCopy, GDS and MOFED that every container gets. ``edits`` is what the
+    documents in the CDI directory hold, by qualified name: mode ``exact`` puts it into a container's own
+    document.
+    """
+
+    annotations: bool = False
+    cri: bool = False
+    only: bool = False
+    prefix: str = "cdi.k8s.io/"
+    extras: tuple[str, ...] = ()
+    edits: Mapping[str, Edits] = field(default_factory=dict)
+    new_id: Callable[[], str] = _random_id
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
     """Choices of this plugin process that go into every answer.
 
-    ``broker`` is the gate of the host PID broker; ``volume_mounts`` the device list strategy of that name;
-    ``extras`` environment switches (GDS, MOFED, GDRCopy); ``device_nodes`` what ``--pass-device-specs``
-    adds, by UUID and for ``""`` the control nodes.
+    ``broker`` is the gate of the host PID broker; ``hostpid_node_lock``, of effect only with it, lets one
+    process of the node at a time look for its host PID where the broker fails; ``volume_mounts`` the device
+    list strategy of that name; ``extras`` environment switches (GDS, MOFED, GDRCopy); ``device_nodes`` what
+    ``--pass-device-specs`` adds, by UUID and for ``""`` the control nodes; ``indexes`` the NVML indexes by
+    UUID where the runtime is told those (``--device-id-strategy=index``), None: it is told UUIDs; ``imex``
+    channels that containers get; ``cdi`` the CDI strategies, None: none is on;
+    ``dev_root`` the root of device nodes on the host.
     """
 
     broker: bool = False
+    hostpid_node_lock: bool = False
     limits_file: bool = True
     volume_mounts: bool = False
     extras: Mapping[str, str]
     device_nodes: Mapping[str, tuple[DeviceNode, ...]]
+    indexes: Mapping[str, str] | None = None
+    imex: tuple[str, ...] = ()
+    cdi: CdiDelivery | None = None
+    dev_root: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +151,8 @@ def limits_table(
     for position, device in enumerate(devices):
         table[keys.memory_limit_env(position)] = f"{device.usedmem}m"
         table[keys.sm_limit_env(position)] = str(device.usedcores)
+    if delivery.broker and delivery.hostpid_node_lock:
+        table[keys.ENV_HOSTPID_NODE_LOCK] = "1"
     if settings.log_level:
         table[keys.ENV_LOG_LEVEL] = settings.log_level
     return table
@@ -130,10 +174,9 @@ def build_answer(
     delivery: Delivery,
 ) -> Answer:
     """The whole answer for one container; ``limits`` is its :func:`limits_table`."""
-    ids = tuple(dict.fromkeys(device.uuid for device in devices))
-    env = _base_env(ids, delivery)
-    env.update(_limit_env(devices, limits, settings))
-    mounts = [*_base_mounts(ids, delivery)]
+    base = base_response([device.uuid for device in devices], delivery)
+    env = {**base.env, **_limit_env(devices, limits, settings)}
+    mounts = [*base.mounts]
     directory = container_directory(pod_uid, container.name)
     mounts.append(Mount(f"{paths.vgpu}/libvgpu.so", files.library, True))
     mounts.append(Mount(paths.vgpu, f"{paths.containers}/{directory}", False))
@@ -145,9 +188,53 @@ def build_answer(
         mounts.append(Mount("/usr/bin/vgpuvalidator", paths.host(f"{paths.vgpu}/vgpuvalidator"), True))
     if delivery.limits_file:
         mounts.append(Mount(LIMITS_MOUNT, f"{paths.limits}/{directory}", True))
+    return replace(base, env=env, mounts=tuple(mounts))
+
+
+def base_response(uuids: Sequence[str], delivery: Delivery) -> Answer:
+    """What hands devices to the runtime, without anything of HAMi (device-plugin.md §8.1). Each device
+    counts once.
+
+    With CDI strategies alone the names are all; a strategy beside them adds its own way.
+    """
+    cards = tuple(dict.fromkeys(uuids))
+    ids = _runtime_ids(cards, delivery)
+    annotations, names = _cdi_injection(ids, delivery)
+    if delivery.cdi is not None and delivery.cdi.only:
+        return Answer({}, (), (), annotations, names)
     nodes = delivery.device_nodes
-    specs = [*nodes.get("", ()), *(node for uuid in ids for node in nodes.get(uuid, ()))]
-    return Answer(env, tuple(mounts), tuple(dict.fromkeys(specs)))
+    specs = [
+        *nodes.get("", ()),
+        *(node for uuid in cards for node in nodes.get(uuid, ())),
+        *nodes.get(IMEX, ()),
+    ]
+    return Answer(
+        _base_env(ids, delivery),
+        tuple(_base_mounts(ids, delivery)),
+        tuple(dict.fromkeys(specs)),
+        annotations,
+        names,
+    )
+
+
+def cdi_names(uuids: Sequence[str], delivery: Delivery) -> tuple[str, ...]:
+    """The qualified names of these devices, of the IMEX channels and of the extras, in this order; none
+    without a CDI strategy.
+    """
+    return _cdi_names(_runtime_ids(tuple(dict.fromkeys(uuids)), delivery), delivery)
+
+
+def inlined_edits(uuids: Sequence[str], delivery: Delivery) -> Edits:
+    """What the documents of the CDI directory would add for these devices, as one. Raises
+    :class:`AllocateError` for a device that none of them describes.
+    """
+    if delivery.cdi is None:
+        return Edits()
+    names = cdi_names(uuids, delivery)
+    missing = [name for name in names if name not in delivery.cdi.edits]
+    if missing:
+        raise AllocateError(f"no CDI document describes {', '.join(missing)}")
+    return merged(delivery.cdi.edits[name] for name in names)
 
 
 def integrate_broker(
@@ -190,15 +277,45 @@ def reserved_variables(container: Container, limits: Mapping[str, str]) -> tuple
     return tuple(sorted((own & limits.keys()) - webhook))
 
 
+def _runtime_ids(cards: tuple[str, ...], delivery: Delivery) -> tuple[str, ...]:
+    if delivery.indexes is None:
+        return cards
+    return tuple(delivery.indexes[uuid] for uuid in cards if uuid in delivery.indexes)
+
+
+def _cdi_names(ids: Sequence[str], delivery: Delivery) -> tuple[str, ...]:
+    if delivery.cdi is None:
+        return ()
+    return (
+        *(qualified(kinds.GPU, id_) for id_ in ids),
+        *(qualified(kinds.IMEX, channel) for channel in delivery.imex),
+        *(qualified(kind, kinds.ALL) for kind in delivery.cdi.extras),
+    )
+
+
+def _cdi_injection(ids: Sequence[str], delivery: Delivery) -> tuple[dict[str, str], tuple[str, ...]]:
+    """The annotations and the CDI devices of the strategies that are on; nothing to inject: neither."""
+    cdi = delivery.cdi
+    names = _cdi_names(ids, delivery)
+    if cdi is None or not names:
+        return {}, ()
+    annotations = {f"{cdi.prefix}{_CDI_KEY}{cdi.new_id()}": ",".join(names)} if cdi.annotations else {}
+    return annotations, names if cdi.cri else ()
+
+
 def _base_env(ids: Sequence[str], delivery: Delivery) -> dict[str, str]:
     visible = DEVICE_MOUNTS if delivery.volume_mounts else ",".join(ids)
-    return {keys.ENV_VISIBLE_DEVICES: visible, **delivery.extras}
+    env = {keys.ENV_VISIBLE_DEVICES: visible, **delivery.extras}
+    if delivery.imex and not delivery.volume_mounts:
+        env[keys.ENV_IMEX_CHANNELS] = ",".join(delivery.imex)
+    return env
 
 
 def _base_mounts(ids: Sequence[str], delivery: Delivery) -> list[Mount]:
     if not delivery.volume_mounts:
         return []
-    return [Mount(f"{DEVICE_MOUNTS}/{device_id}", "/dev/null", False) for device_id in ids]
+    names = [*ids, *(f"imex/{channel}" for channel in delivery.imex)]
+    return [Mount(f"{DEVICE_MOUNTS}/{name}", "/dev/null", False) for name in names]
 
 
 def _limit_env(devices: Slot, limits: Mapping[str, str], settings: Settings) -> dict[str, str]:

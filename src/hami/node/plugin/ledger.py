@@ -66,6 +66,8 @@ class Ledger:
     def _restore_files(self, alive: set[str], limits_files: bool) -> None:
         dropped = self.checkpoint.retain(alive)
         for entry in self.checkpoint.entries if limits_files else ():
+            if not entry.limits:
+                continue  # MIG devices have no limits
             try:
                 self._workspace.write_limits(entry.pod_uid, entry.container, entry.limits)
             except (OSError, UnsafePathError) as error:

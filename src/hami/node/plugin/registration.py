@@ -5,19 +5,29 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+from collections.abc import Callable
 from typing import Final
 
 from hami.kube.errors import KubeError
 from hami.kube.ratelimit import Backoff
 from hami.node.cluster import Cluster
 from hami.node.config import Settings
-from hami.node.errors import NvmlError
+from hami.node.errors import NvmlError, TopologyError
 from hami.node.plugin.board import Board
 from hami.node.plugin.cards import CardReader
 from hami.node.plugin.inventory import offered_cards, registered_devices
+from hami.node.plugin.scores import PairScores, ScoreKeeper, shows
 from hami.protocol.errors import ProtocolError, RegistrationError
 from hami.protocol.inventory import DeviceInfo, decode_json, encode_json
-from hami.protocol.keys import ALLOCATION_MODE, MODE_LOCK, NVIDIA, VENDOR_KEYS
+from hami.protocol.keys import (
+    ALLOCATION_MODE,
+    MODE_LOCK,
+    NODE_CONFIG_APPLIED,
+    NVIDIA,
+    NVIDIA_PAIR_SCORES,
+    VENDOR_KEYS,
+)
+from hami.protocol.pair_scores import encode_pair_scores
 
 INTERVAL_S: Final = 30.0
 _JITTER: Final = 0.1
@@ -28,7 +38,10 @@ log = logging.getLogger(__name__)
 
 
 class Registrar:
-    """One registration loop; ``run()`` ends only by cancellation."""
+    """One registration loop; ``run()`` ends only by cancellation. Annotations are written in one patch.
+
+    ``applied`` gives the digest of the config.json in force, which the node shows; empty: none is.
+    """
 
     def __init__(
         self,
@@ -39,6 +52,9 @@ class Registrar:
         *,
         interval_s: float = INTERVAL_S,
         mode: str = MODE_LOCK,
+        pair_scores: PairScores = PairScores.OFF,
+        applied: Callable[[], str] = str,
+        registered: Callable[[], None] = lambda: None,
         rng: random.Random | None = None,
     ) -> None:
         self._cluster = cluster
@@ -47,6 +63,9 @@ class Registrar:
         self._settings = settings
         self._interval_s = interval_s
         self._mode = mode
+        self._scores = ScoreKeeper(cluster, reader, pair_scores)
+        self._applied = applied
+        self._registered = registered
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._left_out: tuple[str, ...] = ()
 
@@ -58,7 +77,7 @@ class Registrar:
             try:
                 seen = await self.once()
                 backoff.reset()
-            except (KubeError, NvmlError, ProtocolError) as error:
+            except (KubeError, NvmlError, TopologyError, ProtocolError) as error:
                 delay, seen = backoff.next(), self._board.version
                 log.warning("register.failed", extra={"cause": str(error), "retry_s": round(delay, 1)})
             try:
@@ -78,16 +97,22 @@ class Registrar:
             self._left_out = left_out
             for line in left_out:
                 log.warning("register.left_out", extra={"cause": line})
+        scores = await self._scores.scores(devices)
         notes = (await self._cluster.node()).annotations
         wanted: dict[str, str | None] = {}
         if not _says(notes.get(REGISTER), devices):
             wanted[REGISTER] = encode_json(devices)
+        if scores is not None and not shows(notes.get(NVIDIA_PAIR_SCORES), scores):
+            wanted[NVIDIA_PAIR_SCORES] = encode_pair_scores(scores)
         if notes.get(ALLOCATION_MODE) != self._mode:
             # With "exact" the scheduler takes no lock on this node.
             wanted[ALLOCATION_MODE] = self._mode
+        if notes.get(NODE_CONFIG_APPLIED, "") != self._applied():
+            wanted[NODE_CONFIG_APPLIED] = self._applied() or None
         if wanted:
             await self._cluster.annotate_node(wanted)
             log.info("register.written", extra={"devices": len(devices), "keys": sorted(wanted)})
+        self._registered()
         return version
 
 

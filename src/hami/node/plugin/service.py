@@ -5,37 +5,53 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import posixpath
 import random
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 from hami.kube.errors import KubeError
 from hami.kube.ratelimit import Backoff
+from hami.node.cdi.edits import CdiError
 from hami.node.cluster import Cluster
-from hami.node.config import Settings
-from hami.node.errors import NodeError, NvmlError, UnsafePathError
+from hami.node.config import Settings, socket_name
+from hami.node.errors import MigError, NodeError, NvmlError, UnsafePathError
 from hami.node.exact.allocator import ExactAllocator
 from hami.node.exact.chooser import ModeChooser
 from hami.node.exact.server import ExactService
+from hami.node.hostpid.errors import BrokerError, combined
+from hami.node.mig.manager import FAILED
+from hami.node.mig.server import StaticMigService
+from hami.node.mig.side import MigSide, parts_of
+from hami.node.mig.static import NOTHING, Layout
 from hami.node.nvml import Nvml
-from hami.node.paths import LOCK_PARENT, HostPaths
+from hami.node.paths import LOCK_PARENT
 from hami.node.plugin.allocator import Allocator
-from hami.node.plugin.answer import Delivery, DeviceNode
+from hami.node.plugin.answer import Delivery
 from hami.node.plugin.board import Board
 from hami.node.plugin.cards import CardReader
+from hami.node.plugin.checker import CardChecker
+from hami.node.plugin.counters import PluginCounters
+from hami.node.plugin.delivery import build_delivery
 from hami.node.plugin.health import EventOpener, HealthWatcher
-from hami.node.plugin.health_rules import XidRules
 from hami.node.plugin.inventory import offered_cards
+from hami.node.plugin.options import PluginOptions
+from hami.node.plugin.platform import NoCards, Platform, refuse_cdi
+from hami.node.plugin.recovery import Recoverer
+from hami.node.plugin.recovery_rules import Recovery
 from hami.node.plugin.registration import Registrar
+from hami.node.plugin.rival import OtherPluginError
 from hami.node.plugin.server import PluginServer, PluginService
-from hami.node.plugin.workspace import Workspace
+from hami.node.plugin.sockets import Watched, identity
+from hami.node.plugin.workspace import LOCK_PARENT_UNSAFE, Workspace, tell_mount_point
 from hami.protocol.errors import ProtocolError
 from hami.protocol.keys import MODE_EXACT, MODE_LOCK
 
-RETRY_S: Final = 30.0
+OTHER_PLUGIN: Final = "HAMiOtherDevicePlugin"
+"""Reason of the event about another plugin that offers our resource."""
+NO_CARDS: Final = "HAMiNoCards"
+"""Reason of the event about a machine whose devices cannot be offered."""
 DEBOUNCE_S: Final = 1.0
 _POLL_S: Final = 0.25
 _JOIN_S: Final = 10.0
@@ -49,21 +65,6 @@ class NvmlWithEvents(Nvml, EventOpener, Protocol):
     """NVML as the plugin needs it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PluginOptions:
-    """What the process was started with and a reload does not change."""
-
-    paths: HostPaths
-    kubelet_socket: str
-    delivery: Delivery
-    rules: XidRules
-    fail_on_init_error: bool = True
-    pass_device_specs: bool = False
-    dev_root: str = ""
-    retry_s: float = RETRY_S
-    register_interval_s: float = 30.0
-
-
 @dataclass(frozen=True, slots=True)
 class ExactSide:
     """What mode ``exact`` needs, and who decides whether it is taken."""
@@ -72,12 +73,24 @@ class ExactSide:
     allocator: ExactAllocator
 
 
-@dataclass(frozen=True, slots=True)
-class _Watched:
-    """Our socket (empty: none), and kubelet's socket as it was right before we registered or tried to."""
+class BrokerProcess(Protocol):
+    """The host PID broker as the plugin sees it; methods raise :class:`BrokerError`."""
 
-    socket: str = ""
-    kubelet: tuple[int, int, int] | None = None
+    async def start(self) -> None:
+        """Start it and wait until it serves."""
+        ...
+
+    async def ended(self) -> BrokerError:
+        """Wait until it has ended, and say why."""
+        ...
+
+    async def check(self) -> None:
+        """See that it lives and answers."""
+        ...
+
+    async def stop(self) -> None:
+        """End it; a second call does nothing."""
+        ...
 
 
 LoadSettings = Callable[[], Settings]
@@ -96,16 +109,30 @@ class DevicePlugin:
         allocator: Allocator,
         workspace: Workspace,
         exact: ExactSide | None = None,
+        broker: BrokerProcess | None = None,
+        applied: Callable[[], str] = str,
+        platform: Callable[[], Platform] = lambda: Platform.NVML,
+        mig: MigSide | None = None,
+        checker: CardChecker | None = None,
     ) -> None:
         self._options = options
         self._load_settings = load_settings
+        self._applied = applied
         self._cluster = cluster
         self._nvml = nvml
         self._allocator = allocator
         self._workspace = workspace
         self._exact_side = exact
+        self._broker = broker
+        self._mig = mig
+        self._checker = checker
+        self._recovery = Recovery(options.recovery)
+        self.counters = PluginCounters()
         self._exact: ExactAllocator | None = None
-        self._reader = CardReader(nvml)
+        self._find_platform = platform
+        self._platform = Platform.NVML
+        self._reader = self._nvml_reader = CardReader(nvml)
+        self._board = Board()
         self._stop = asyncio.Event()
         self._reload = asyncio.Event()
         self._crashed = False
@@ -121,18 +148,57 @@ class DevicePlugin:
         self._reload.set()
 
     async def run(self) -> None:
-        """Serve until :meth:`stop`. Raises :class:`NodeError` when the start is impossible."""
+        """Serve until :meth:`stop`. Raises :class:`NodeError` when the start is impossible, and
+        :class:`BrokerError` when the host PID broker ends.
+        """
         await asyncio.to_thread(self._workspace.prepare_start)
         await self._prepare_lock_parent()
-        await self._restore()
+        async with self._broker_running():
+            await self._restore()
+            try:
+                while not self._stop.is_set():
+                    settings = self._load_settings()
+                    self._reload.clear()
+                    await self._round(settings)
+            finally:
+                await (self._exact or self._allocator).drain(_JOIN_S)
+                await asyncio.to_thread(self._nvml.close)
+
+    @contextlib.asynccontextmanager
+    async def _broker_running(self) -> AsyncIterator[None]:
+        """With the gate on: the broker around the main loop. Its end is our end, its error our error."""
+        if self._broker is None:
+            yield
+            return
+        starting = asyncio.create_task(self._broker.start())
+        stopping = asyncio.create_task(self._stop.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        if not starting.done():
+            # It may wait for the lock of another broker; nobody needs it any more.
+            starting.cancel()
+            await asyncio.wait({starting})
+            yield
+            return
+        await starting
+        watching = asyncio.create_task(self._broker.ended())
+        watching.add_done_callback(lambda _: self.stop())
+        problems: list[NodeError] = []
         try:
-            while not self._stop.is_set():
-                settings = self._load_settings()
-                self._reload.clear()
-                await self._round(settings)
+            yield
+        except NodeError as error:
+            problems.append(error)
         finally:
-            await (self._exact or self._allocator).drain(_JOIN_S)
-            await asyncio.to_thread(self._nvml.close)
+            if watching.done():
+                log.error("hostpid.ended", extra={"cause": str(watching.result())})
+                problems.append(watching.result())
+            watching.cancel()
+            try:
+                await self._broker.stop()
+            except BrokerError as error:
+                problems.append(error)
+        if problems:
+            raise combined(problems)
 
     async def _restore(self) -> None:
         """Choose the allocation mode and bring back what known pods need, before kubelet hears of us; waits
@@ -155,11 +221,15 @@ class DevicePlugin:
 
     async def _prepare_lock_parent(self) -> None:
         try:
-            await asyncio.to_thread(self._workspace.prepare_lock_parent)
+            await asyncio.to_thread(self._workspace.prepare_lock_parent, self._options.delivery.broker)
         except UnsafePathError as error:
             path = self._options.paths.host(LOCK_PARENT)
             log.warning("lockparent.unsafe", extra={"cause": str(error)})
-            self._cluster.node_event("Warning", "HAMiLockParentUnsafe", f"{path}: {error}")
+            self._cluster.node_event("Warning", LOCK_PARENT_UNSAFE, f"{path}: {error}")
+            return
+        tell_mount_point(self._cluster, self._workspace)
+        if not self._options.delivery.broker:
+            await asyncio.to_thread(self._workspace.release_mount_point)
 
     async def _round(self, settings: Settings) -> None:
         """From one start of the kubelet side to the next; every loop has ended when it returns."""
@@ -176,66 +246,158 @@ class DevicePlugin:
             },
         )
         failure: Exception | None = None
-        seen = _identity(self._options.kubelet_socket)
+        seen = identity(self._options.kubelet_socket)
         async with contextlib.AsyncExitStack() as stack:
             try:
                 watched = await self._start(settings, stack)
+            except BrokerError:
+                raise
             except (NodeError, OSError) as error:
                 failure = error
             else:
                 await self._wait(watched)
+                if self._interrupted():
+                    # kubelet waits for these answers, and does not ask twice
+                    await (self._exact or self._allocator).drain(_JOIN_S)
         log.info("plugin.stopped")
         if self._crashed and failure is None:
             self._crashed = False
             self._reload.clear()
             failure = NodeError("a loop of the plugin ended unexpectedly")
         if failure is not None:
-            if isinstance(failure, NvmlError) and self._options.fail_on_init_error and self.rounds == 1:
+            lost = isinstance(failure, NvmlError) and self._options.fail_on_init_error
+            if self.rounds == 1 and (lost or isinstance(failure, CdiError)):
                 raise failure
+            if isinstance(failure, OtherPluginError):
+                self._cluster.node_event("Warning", OTHER_PLUGIN, str(failure))
+            if isinstance(failure, MigError):
+                self._cluster.node_event("Warning", FAILED, str(failure))
             log.warning(
                 "plugin.start_failed", extra={"cause": str(failure), "retry_s": self._options.retry_s}
             )
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.retry_s):
-                    await self._wait(_Watched(kubelet=seen))
+                    await self._wait(Watched(kubelet=seen))
 
-    async def _start(self, settings: Settings, stack: contextlib.AsyncExitStack) -> _Watched:
+    async def _start(self, settings: Settings, stack: contextlib.AsyncExitStack) -> Watched:
         """Start everything; what has been started is put on ``stack``. The result says what a restart is."""
-        board = Board()
+        await self._choose_platform()
+        self._reader.offers = None
+        if settings.is_dynamic_mig:
+            await self._mig_side.prepare(settings, self._reader, self._options)
+        self._board = board = Board(self._board.lasting)
         board.show(await asyncio.to_thread(self._reader.read))
-        cards = offered_cards(board.cards, settings)
-        watched = _Watched(kubelet=_identity(self._options.kubelet_socket))
-        if cards:
-            service = self._service(board, settings, self._delivery(board))
-            folder = posixpath.dirname(self._options.kubelet_socket) or posixpath.dirname(
-                self._options.paths.host("/var/lib/kubelet/device-plugins/kubelet.sock")
+        parts = NOTHING
+        if settings.is_static_mig:
+            parts = await asyncio.to_thread(self._mig_side.static_devices, settings, self._reader, self._nvml)
+        settings = replace(settings, excluded_uuids=settings.excluded_uuids | parts.divided)
+        watched = Watched(kubelet=identity(self._options.kubelet_socket))
+        if offered_cards(board.cards, settings) or parts.resources:
+            gpus = await asyncio.to_thread(self._reader.identities)
+            delivery = await asyncio.to_thread(
+                build_delivery, self._options, gpus, self._platform, parts.devices
             )
-            server = PluginServer(service, posixpath.join(folder, settings.socket_name))
-            stack.push_async_callback(server.stop)
-            if self._options.kubelet_socket:
-                await self._wait_for_kubelet()
-                if self._interrupted():
-                    return watched
-            watched = _Watched(server.socket_path, _identity(self._options.kubelet_socket))
-            await server.start()
-            if self._options.kubelet_socket:
-                await server.register(self._options.kubelet_socket, settings.resource_name)
+            services = self._services(board, settings, delivery, parts)
+            for service in services.values():
+                service.counters = self.counters
+            served = await self._serve_kubelet(services, stack)
+            if self._interrupted():
+                return watched
+            watched = served
         else:
             log.warning("plugin.no_devices", extra={"found": len(board.cards)})
-        await self._start_loops(settings, board, stack)
+        await self._start_loops(settings, board, parts, stack)
         return watched
 
-    def _service(self, board: Board, settings: Settings, delivery: Delivery) -> PluginService:
-        if self._exact is None:
-            return PluginService(self._allocator, board, settings, delivery)
-        return ExactService(self._exact, self._allocator, board, settings, delivery)
+    async def _serve_kubelet(
+        self, services: Mapping[str, PluginService], stack: contextlib.AsyncExitStack
+    ) -> Watched:
+        """One server for each resource; ends early, with nothing registered, when interrupted."""
+        socket = self._options.kubelet_socket
+        folder = posixpath.dirname(socket) or posixpath.dirname(
+            self._options.paths.host("/var/lib/kubelet/device-plugins/kubelet.sock")
+        )
+        servers = {
+            resource: PluginServer(service, posixpath.join(folder, socket_name(resource)))
+            for resource, service in services.items()
+        }
+        for server in servers.values():
+            stack.push_async_callback(server.stop)
+        if socket:
+            await self._wait_for_kubelet()
+            if self._interrupted():
+                return Watched()
+        kubelet = identity(socket)
+        for server in servers.values():
+            await server.start()
+        made = tuple((server.socket_path, identity(server.socket_path)) for server in servers.values())
+        for resource, server in servers.items() if socket else ():
+            if self._broker is not None:
+                await self._broker.check()
+            await server.register(socket, resource)
+        return Watched(made, kubelet)
 
-    async def _start_loops(self, settings: Settings, board: Board, stack: contextlib.AsyncExitStack) -> None:
+    @property
+    def _mig_side(self) -> MigSide:
+        if self._mig is None:
+            raise NodeError("this plugin was started without MIG")
+        return self._mig
+
+    async def _choose_platform(self) -> None:
+        """Without cards that can be offered the node registers none, and that is said once."""
+        before, platform = self._platform, await asyncio.to_thread(self._find_platform)
+        if platform is Platform.UNKNOWN and self._options.fail_on_init_error:
+            platform = Platform.NVML  # whose error says what is missing
+        self._platform = platform
+        self._reader = self._nvml_reader if platform.has_cards else NoCards(self._nvml)
+        if self._options.delivery.cdi is not None:
+            refuse_cdi(platform)
+        if platform is not before and not platform.has_cards:
+            text = f"this is {platform.value}, whose devices cannot be shared: no card is registered"
+            log.warning("platform.no_cards", extra={"platform": platform.name.lower(), "cause": text})
+            self._cluster.node_event("Warning", NO_CARDS, text)
+
+    async def _look_again(self) -> None:
+        """Until this machine has become one with cards, as after the installation of its driver."""
+        while not self._platform.has_cards:
+            await asyncio.sleep(self._options.retry_s)
+            if (await asyncio.to_thread(self._find_platform)) is not self._platform:
+                self.reload()
+                await asyncio.sleep(self._options.retry_s)
+
+    def _services(
+        self, board: Board, settings: Settings, delivery: Delivery, parts: Layout
+    ) -> dict[str, PluginService]:
+        """The service of each resource: whole cards, if there are any, and MIG devices."""
+        services: dict[str, PluginService] = {}
+        if offered_cards(board.cards, settings):
+            services[settings.resource_name] = (
+                PluginService(self._allocator, board, settings, delivery)
+                if self._exact is None
+                else ExactService(self._exact, self._allocator, board, settings, delivery)
+            )
+        for resource, devices in parts.resources.items():
+            services[resource] = StaticMigService(
+                self._allocator, board, settings, delivery, resource, devices
+            )
+        return services
+
+    async def _start_loops(
+        self, settings: Settings, board: Board, parts: Layout, stack: contextlib.AsyncExitStack
+    ) -> None:
         gpus = await asyncio.to_thread(self._reader.identities)
         offered = {card.uuid for card in offered_cards(board.cards, settings)}
+        offered |= {device.parent for device in parts.devices}
         watcher = HealthWatcher(
-            self._nvml, [gpu for gpu in gpus if gpu.uuid in offered], self._options.rules, board
+            self._nvml,
+            [gpu for gpu in gpus if gpu.uuid in offered],
+            self._options.rules,
+            board,
+            parts=parts_of(parts),
         )
+        bus_ids = {gpu.uuid: gpu.bus_id for gpu in gpus}
+        bus_ids |= {device.uuid: device.bus_id for device in parts.devices}
+        recoverer = self._recoverer(board, watcher, bus_ids)
         if offered:
             watcher.start()
             stack.push_async_callback(watcher.stop)
@@ -246,40 +408,40 @@ class DevicePlugin:
             settings,
             interval_s=self._options.register_interval_s,
             mode=MODE_LOCK if self._exact is None else MODE_EXACT,
+            pair_scores=self._options.pair_scores,
+            applied=self._applied,
+            registered=self.counters.registered,
         )
-        loops = [registrar.run(), self._report_faults(board), self._prune()]
+        loops = [registrar.run(), self._report_faults(board, set(board.lasting)), self._prune()]
+        if recoverer is not None:
+            loops.append(recoverer.run())
+        if not self._platform.has_cards:
+            loops.append(self._look_again())
         if self._exact is not None:
             loops.append(self._exact.run(settings.resource_name))
+        if settings.is_dynamic_mig:
+            loops.append(self._mig_side.manager.run(self._mig_side.changes(), board.wake))
         for work in loops:
             stack.push_async_callback(_end, self._spawn(work))
 
-    def _delivery(self, board: Board) -> Delivery:
-        delivery = self._options.delivery
-        if not self._options.pass_device_specs:
-            return delivery
-        nodes: dict[str, tuple[DeviceNode, ...]] = {
-            card.uuid: (_device_node(self._options.dev_root, f"/dev/nvidia{card.minor}"),)
-            for card in board.cards
-        }
-        control = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
-        nodes[""] = tuple(
-            _device_node(self._options.dev_root, path)
-            for path in control
-            if os.path.exists(self._options.paths.host(path))  # noqa: PTH110
+    def _recoverer(
+        self, board: Board, watcher: HealthWatcher, bus_ids: Mapping[str, str]
+    ) -> Recoverer | None:
+        """What brings cards back, if that is switched on; it hears of every fault from now on."""
+        if self._checker is None:
+            return None
+        recoverer = Recoverer(
+            self._recovery, board, watcher, self._checker, self._cluster, bus_ids, self._nvml.close
         )
-        return Delivery(
-            broker=delivery.broker,
-            limits_file=delivery.limits_file,
-            volume_mounts=delivery.volume_mounts,
-            extras=delivery.extras,
-            device_nodes=nodes,
-        )
+        watcher.on_fault = recoverer.fault
+        return recoverer
 
-    async def _report_faults(self, board: Board) -> None:
-        """A Warning event on the node for every card that becomes unhealthy."""
+    async def _report_faults(self, board: Board, known: set[str]) -> None:
+        """A Warning event on the node for every card that becomes unhealthy and is not ``known`` as that."""
         version = board.version
-        known: set[str] = set()
         while True:
+            known &= board.faults.keys()
+            self.counters.health(board.faults)
             for uuid, reason in board.faults.items():
                 if uuid not in known:
                     known.add(uuid)
@@ -295,24 +457,26 @@ class DevicePlugin:
                 log.warning("checkpoint.prune_failed", extra={"cause": str(error)})
 
     async def _wait_for_kubelet(self) -> None:
-        if _identity(self._options.kubelet_socket) is not None:
+        if identity(self._options.kubelet_socket) is not None:
             return
         log.info("kubelet.awaited", extra={"socket": self._options.kubelet_socket})
         while not self._interrupted():
-            if _identity(self._options.kubelet_socket) is not None:
+            if identity(self._options.kubelet_socket) is not None:
                 return
             await asyncio.sleep(_POLL_S)
 
-    async def _wait(self, watched: _Watched) -> None:
-        """Until stop, reload, a new kubelet socket, or the loss of our own socket while kubelet is there."""
+    async def _wait(self, watched: Watched) -> None:
+        """Until stop, reload, a new kubelet socket, or the loss of our own socket, also to another plugin,
+        while kubelet is there.
+        """
         kubelet = self._options.kubelet_socket
         while not self._interrupted():
             await asyncio.sleep(_POLL_S)
-            found = _identity(kubelet)
+            found = identity(kubelet)
             if found is None:
                 continue
             created = found != watched.kubelet
-            lost = bool(watched.socket) and _identity(watched.socket) is None
+            lost = watched.is_lost
             if created or lost:
                 log.info("kubelet.restarted", extra={"socket_created": created, "own_socket_lost": lost})
                 await self._settle()
@@ -337,21 +501,6 @@ class DevicePlugin:
 
     def _interrupted(self) -> bool:
         return self._stop.is_set() or self._reload.is_set()
-
-
-def _identity(path: str) -> tuple[int, int, int] | None:
-    """What makes one socket file different from its successor, None where there is none."""
-    if not path:
-        return None
-    try:
-        found = os.lstat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
-
-
-def _device_node(dev_root: str, path: str) -> DeviceNode:
-    return DeviceNode(path, f"{dev_root.rstrip('/')}{path}")
 
 
 async def _end(task: asyncio.Task[None]) -> None:

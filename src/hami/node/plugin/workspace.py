@@ -10,9 +10,10 @@ import logging
 import os
 import posixpath
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
+from hami.node.cluster import Cluster
 from hami.node.errors import UnsafePathError
 from hami.node.files import (
     ensure_directory,
@@ -26,12 +27,22 @@ from hami.node.files import (
 from hami.node.paths import LOCK_PARENT, MIG_LOCK_NAME, HostPaths, container_directory
 from hami.node.plugin.answer import HostFiles, limits_text
 from hami.node.plugin.checkpoint import MAX_BYTES, Checkpoint, decode_checkpoint
-from hami.node.plugin.lockparent import prepare_lock_parent
+from hami.node.plugin.lockparent import open_lock_parent
+from hami.node.plugin.mountpoint import NAME as MOUNT_POINT
+from hami.node.plugin.mountpoint import prepare_mount_point, release_mount_point
 
+LOCK_PARENT_UNSAFE: Final = "HAMiLockParentUnsafe"
+"""Reason of the events about ``/tmp/vgpulock`` and what is in it."""
 _CACHE_MODE: Final = 0o777
 _LIMITS_MODE: Final = 0o644
 
 log = logging.getLogger(__name__)
+
+
+def tell_mount_point(cluster: Cluster, workspace: Workspace) -> None:
+    """An event on the node if the broker's mount point could not be prepared the last time."""
+    if workspace.mount_point_problem:
+        cluster.node_event("Warning", LOCK_PARENT_UNSAFE, workspace.mount_point_problem)
 
 
 class Workspace:
@@ -40,6 +51,9 @@ class Workspace:
     def __init__(self, paths: HostPaths) -> None:
         self._paths = paths
         self._owner = paths.trusted_uid
+        self.mount_point_problem = ""
+        """What was wrong with the broker's mount point the last time, empty when nothing was."""
+        self._unprotected = ""
 
     def prepare_start(self) -> None:
         """Make the directories that an allocation needs; does not touch the lock parent."""
@@ -61,11 +75,73 @@ class Workspace:
         except (OSError, UnsafePathError) as error:
             log.warning("mig_lock.not_cleared", extra={"folder": folder, "cause": str(error)})
 
-    def prepare_lock_parent(self) -> None:
+    @contextlib.contextmanager
+    def mig_lock(self) -> Iterator[None]:
+        """The MIG lock while MIG mode of a card changes: the monitor lets go of NVML. Without it the change
+        may be refused, so what is wrong with the file is only told.
+        """
+        folder = f"{self._paths.host(posixpath.dirname(LOCK_PARENT))}/hami"
+        try:
+            ensure_directory(folder, 0o755, self._owner)
+            with open_directory(folder, self._owner) as directory:
+                replace_file(directory, MIG_LOCK_NAME, b"", 0o644)
+        except (OSError, UnsafePathError) as error:
+            log.warning("mig_lock.not_made", extra={"folder": folder, "cause": str(error)})
+        try:
+            yield
+        finally:
+            self._clear_mig_lock(self._paths.host(posixpath.dirname(LOCK_PARENT)))
+
+    def prepare_lock_parent(self, broker: bool) -> bool:
         """Make ``/tmp/vgpulock`` safe; the error text starts with ``failed to prepare host PID lock
         parent``.
+
+        With the ``broker`` also its mount point in there; what is wrong with that only is
+        :attr:`mount_point_problem`. True: the broker can be mounted there. On anything else than a directory
+        of ours a runtime would fail, or mount it wherever a symlink leads in the container.
         """
-        prepare_lock_parent(self._paths.host(LOCK_PARENT), self._owner)
+        path = self._paths.host(LOCK_PARENT)
+        directory = open_lock_parent(path, self._owner)
+        problem = ""
+        try:
+            if broker:
+                # Below --host-root nobody else is kept out, and whoever made the directory must be able to
+                # remove it.
+                self._tell_unprotected(
+                    prepare_mount_point(directory, self._owner, immutable=not self._paths.root)
+                )
+        except (OSError, UnsafePathError) as error:
+            place = f"{path}/{MOUNT_POINT}"
+            problem = (
+                f"{place}: {error}; containers fall back to slower host PID discovery; if there is space, "
+                f"remove it with: chattr -ia {place}; rm -r {place}"
+            )
+            log.warning("mount_point.not_prepared", extra={"cause": problem})
+        finally:
+            os.close(directory)
+        self.mount_point_problem = problem
+        return broker and not problem
+
+    def _tell_unprotected(self, why: str) -> None:
+        """One line when it changes: without the flag root of a container can exchange the mount point."""
+        if why and why != self._unprotected:
+            advice = (
+                "root of any container here can put a symlink in its place, and GPU containers that restart "
+                "then get the broker's directory mounted over what it leads to; put /tmp on a file system "
+                "with inode flags and give the plugin CAP_LINUX_IMMUTABLE, or turn the broker off"
+            )
+            log.warning("mount_point.not_immutable", extra={"cause": why, "advice": advice})
+        self._unprotected = why
+
+    def release_mount_point(self) -> None:
+        """With the broker off, after the lock parent was prepared: let the mount point be removed again."""
+        path = self._paths.host(LOCK_PARENT)
+        try:
+            with open_directory(path, self._owner) as directory:
+                release_mount_point(directory, self._owner)
+        except (OSError, UnsafePathError) as error:
+            advice = f"chattr -i {path}/{MOUNT_POINT}"
+            log.warning("mount_point.still_immutable", extra={"cause": str(error), "advice": advice})
 
     def find_sources(self, preload: bool) -> HostFiles:
         """The mount sources that must be regular files; ``preload``: ``ld.so.preload`` is among them."""

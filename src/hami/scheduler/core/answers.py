@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from hami.protocol import keys
 from hami.protocol.errors import HamiError
+from hami.scheduler.core.hosts import NOTHING, HostAmount
 from hami.scheduler.core.texts import failure_messages
 from hami.vendors.types import Allocation, ContainerRequest, DeviceInfo, PodInfo, Usage
 
@@ -39,11 +40,12 @@ class PodRequest:
     invalid: str  # "" or why no node can serve it: every candidate fails with this text
     stale_mig: bool  # the pod still carries MIG reservations of an earlier decision
     signature: Hashable  # equal signatures have equal answers on equal state
+    host: HostAmount = NOTHING  # CPU and memory of the whole pod
+    vendors: tuple[str, ...] = field(init=False)  # common words of the vendors asked, ascending
 
-    @property
-    def vendors(self) -> tuple[str, ...]:
-        """Common words of the vendors asked, ascending."""
-        return tuple(sorted({word for slot in self.slots for word in slot}))
+    def __post_init__(self) -> None:
+        words = tuple(sorted({word for slot in self.slots for word in slot}))
+        object.__setattr__(self, "vendors", words)
 
 
 class ReservationPhase(enum.Enum):
@@ -73,6 +75,7 @@ class Reservation:
     ]  # (vendor, "hami" or "dsmlu") a pod of these vendors needs in mode lock
     reserved_at: float  # Unix seconds
     phase: ReservationPhase = ReservationPhase.RESERVED
+    host: HostAmount = NOTHING  # CPU and memory of the pod
 
     def binding_annotations(self, now: float) -> dict[str, str]:
         """Annotations of the one Binding, `bind-phase` and `bind-time` (Unix seconds) included."""

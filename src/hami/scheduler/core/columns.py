@@ -5,7 +5,8 @@ of a bank takes the same number of entries and "how many cards of each node pass
 words. Entries that no card fills are never healthy and never real.
 """
 
-from typing import Any
+from collections.abc import Hashable
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,45 +25,65 @@ _INT_COLUMNS: dict[str, type[np.signedinteger[Any]]] = {
     "usedmem": np.int64,
     "cores": np.int32,
     "usedcores": np.int32,
+    "slots_left": np.int32,
+    "mem_left": np.int32,
+    "cores_left": np.int32,
     "type": np.int32,
     "mode": np.int32,
     "id": np.int32,
+    "kind": np.int32,
 }
 _BOOL_COLUMNS = ("healthy", "cordoned", "real")
 _WORDS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
 
-class Codes:
-    """Numbers for distinct texts; a text is counted per use, and its number is used again when it is gone."""
+class CardKind(NamedTuple):
+    """What cards have in common that serve the same requests as long as nothing is used."""
 
-    def __init__(self) -> None:
-        self.values: list[str] = []  # by code; "" where no text is
-        self.codes: dict[str, int] = {}
-        self._uses: dict[str, int] = {}
+    type: str
+    mode: str
+    devmem: int
+    devcore: int
+
+
+_Value = TypeVar("_Value", bound=Hashable)
+
+
+class Codes(Generic[_Value]):
+    """Numbers for distinct values; one is counted per use, and its number is used again when it is gone."""
+
+    def __init__(self, nothing: _Value) -> None:
+        self.values: list[_Value] = []  # by code; `nothing` where no value is
+        self.codes: dict[_Value, int] = {}
+        self.version = 0  # changes when a value comes or goes
+        self._nothing = nothing
+        self._uses: dict[_Value, int] = {}
         self._free: list[int] = []
 
-    def take(self, text: str) -> int:
-        """Code of a text; each use is given back with `drop`."""
-        self._uses[text] = self._uses.get(text, 0) + 1
-        code = self.codes.get(text)
+    def take(self, value: _Value) -> int:
+        """Code of a value; each use is given back with `drop`."""
+        self._uses[value] = self._uses.get(value, 0) + 1
+        code = self.codes.get(value)
         if code is None:
+            self.version += 1
             if self._free:
                 code = self._free.pop()
-                self.values[code] = text
+                self.values[code] = value
             else:
                 code = len(self.values)
-                self.values.append(text)
-            self.codes[text] = code
+                self.values.append(value)
+            self.codes[value] = code
         return code
 
-    def drop(self, text: str) -> None:
-        uses = self._uses[text] - 1
+    def drop(self, value: _Value) -> None:
+        uses = self._uses[value] - 1
         if uses:
-            self._uses[text] = uses
+            self._uses[value] = uses
             return
-        del self._uses[text]
-        code = self.codes.pop(text)
-        self.values[code] = ""
+        del self._uses[value]
+        self.version += 1
+        code = self.codes.pop(value)
+        self.values[code] = self._nothing
         self._free.append(code)
 
 
@@ -70,20 +91,27 @@ class CodeBook:
     """Distinct values behind the coded columns of one vendor."""
 
     def __init__(self) -> None:
-        self._types, self._modes, self._ids = Codes(), Codes(), Codes()
+        self._types, self._modes, self._ids = Codes(""), Codes(""), Codes("")
+        self.kinds: Codes[CardKind | None] = Codes(None)
         self.types = self._types.values
         self.modes = self._modes.values
         self.ids = self._ids.values
         self.id_codes = self._ids.codes
 
-    def take(self, info: DeviceInfo) -> tuple[int, int, int]:
-        """Codes of a card's type, mode and id; given back with `drop`."""
-        return self._types.take(info.type), self._modes.take(info.mode), self._ids.take(info.id)
+    def take(self, info: DeviceInfo) -> tuple[int, int, int, int]:
+        """Codes of a card's type, mode, id and kind; given back with `drop`."""
+        return (
+            self._types.take(info.type),
+            self._modes.take(info.mode),
+            self._ids.take(info.id),
+            self.kinds.take(_kind_of(info)),
+        )
 
     def drop(self, info: DeviceInfo) -> None:
         self._types.drop(info.type)
         self._modes.drop(info.mode)
         self._ids.drop(info.id)
+        self.kinds.drop(_kind_of(info))
 
 
 class Bank:
@@ -117,9 +145,13 @@ class Bank:
         self.usedmem: IntArray = ints["usedmem"]
         self.cores: IntArray = ints["cores"]
         self.usedcores: IntArray = ints["usedcores"]
+        self.slots_left: IntArray = ints["slots_left"]
+        self.mem_left: IntArray = ints["mem_left"]
+        self.cores_left: IntArray = ints["cores_left"]
         self.type: IntArray = ints["type"]
         self.mode: IntArray = ints["mode"]
         self.id: IntArray = ints["id"]
+        self.kind: IntArray = ints["kind"]
         self.healthy: BoolArray = self._bools["healthy"][:end]
         self.cordoned: BoolArray = self._bools["cordoned"][:end]
         self.real: BoolArray = self._bools["real"][:end]
@@ -155,10 +187,10 @@ class Bank:
             flags[start:end] = False
         self.node[start:end] = node_row
         for at, info in enumerate(infos, start):
-            self.slots[at] = info.count
-            self.mem[at] = info.devmem
-            self.cores[at] = info.devcore
-            self.type[at], self.mode[at], self.id[at] = self.tables.take(info)
+            self.slots[at] = self.slots_left[at] = info.count
+            self.mem[at] = self.mem_left[at] = info.devmem
+            self.cores[at] = self.cores_left[at] = info.devcore
+            self.type[at], self.mode[at], self.id[at], self.kind[at] = self.tables.take(info)
             self.healthy[at] = info.health
             self.cordoned[at] = info.id in cordoned
             self.real[at] = True
@@ -180,11 +212,16 @@ class Bank:
         self._cut()
         return last if row != last else -1
 
-    def set_usage(self, row: int, position: int, used: Usage) -> None:
+    def set_usage(self, row: int, position: int, info: DeviceInfo, used: Usage) -> None:
+        """`info`: the card at this place. Uses are not negative; what is left is 32 bits wide like what is
+        registered."""
         at = row * self.width + position
         self.used[at] = min(used.slots, INT32_MAX)
         self.usedmem[at] = used.mem
         self.usedcores[at] = min(used.cores, INT32_MAX)
+        self.slots_left[at] = max(info.count - used.slots, -INT32_MAX)
+        self.mem_left[at] = max(info.devmem - used.mem, -INT32_MAX)
+        self.cores_left[at] = max(info.devcore - used.cores, -INT32_MAX)
 
     def set_healthy(self, row: int, position: int, healthy: bool) -> None:
         self.healthy[row * self.width + position] = healthy
@@ -193,12 +230,12 @@ class Bank:
         self._capacity = max(8, self._capacity + self._capacity // 2)
         entries = self._capacity * self.width
         for name, column in self._ints.items():
-            self._ints[name] = _enlarged(column, entries)
+            self._ints[name] = enlarged(column, entries)
         for name, flags in self._bools.items():
-            self._bools[name] = _enlarged(flags, entries)
-        self._node_rows = _enlarged(self._node_rows, self._capacity)
-        self._card_counts = _enlarged(self._card_counts, self._capacity)
-        self._free_slots = _enlarged(self._free_slots, self._capacity)
+            self._bools[name] = enlarged(flags, entries)
+        self._node_rows = enlarged(self._node_rows, self._capacity)
+        self._card_counts = enlarged(self._card_counts, self._capacity)
+        self._free_slots = enlarged(self._free_slots, self._capacity)
 
 
 class VendorColumns:
@@ -221,7 +258,12 @@ class VendorColumns:
         return [bank for bank in self._banks.values() if bank.rows]
 
 
-def _enlarged(column: NDArray[Any], entries: int) -> NDArray[Any]:
-    larger = np.zeros(entries, column.dtype)
+def _kind_of(info: DeviceInfo) -> CardKind:
+    return CardKind(info.type, info.mode, info.devmem, info.devcore)
+
+
+def enlarged(column: NDArray[Any], entries: int) -> NDArray[Any]:
+    """The column with zeros up to `entries` entries."""
+    larger = np.zeros((entries, *column.shape[1:]), column.dtype)
     larger[: len(column)] = column
     return larger

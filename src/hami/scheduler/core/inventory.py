@@ -52,6 +52,7 @@ def _cards(there: OnNode) -> Hashable:
     bank, width = there.bank, there.bank.width
     entries = slice(there.bank_row * width, (there.bank_row + 1) * width)
     numbers = (bank.slots, bank.used, bank.mem, bank.usedmem, bank.cores, bank.usedcores)
+    left = (bank.slots_left, bank.mem_left, bank.cores_left)
     flags = (bank.healthy, bank.cordoned, bank.real)
     coded = ((bank.type, bank.tables.types), (bank.mode, bank.tables.modes), (bank.id, bank.tables.ids))
     cards = len(there.infos)
@@ -60,6 +61,6 @@ def _cards(there: OnNode) -> Hashable:
         there.used_slots,
         int(bank.free_slots[there.bank_row]),
         int(bank.card_counts[there.bank_row]),
-        tuple(tuple(column[entries].tolist()) for column in (*numbers, *flags)),
+        tuple(tuple(column[entries].tolist()) for column in (*numbers, *left, *flags)),
         tuple(tuple(names[code] for code in codes[entries].tolist()[:cards]) for codes, names in coded),
     )

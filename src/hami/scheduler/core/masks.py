@@ -108,6 +108,8 @@ class MaskCache:
 
 
 Checks = tuple[VectorCheck, ...]
+Passing = dict[Bank, tuple[VectorNeeds, BoolArray]]
+"""Of one request: per bank what it asks of a card, and the cards that pass every check."""
 
 
 def may_fit(
@@ -115,27 +117,29 @@ def may_fit(
     profiles: Mapping[str, VendorProfile],
     request: PodRequest,
     checks: Mapping[str, Checks] | None = None,
+    passing: dict[ContainerRequest, Passing] | None = None,
 ) -> BoolArray:
     """Per row of the table: false means the exact fit fails. Usage before the pod; every container by itself.
 
-    `checks` take the place of a vendor's own.
+    `checks` take the place of a vendor's own. `passing` is filled with the cards that pass, per request.
     """
-    mask = np.ones(len(table.by_row), np.bool_)
-    if request.invalid:
-        mask[:] = False
-        return mask
-    for word in request.vendors:
+    mask: BoolArray | None = None
+    for word in () if request.invalid else request.vendors:
         profile = profiles[word]
         slots = slots_needed(request, word)
         wanted = {slot[word] for slot in request.slots if word in slot}
-        some = np.zeros(len(mask), np.bool_)
+        used = (checks or {}).get(word, profile.vector_checks)
+        some = np.zeros(len(table.by_row), np.bool_)
         for bank in table.columns[word].banks():
             ok = bank.free_slots >= slots
             for one in wanted:
-                ok &= _bank_mask(profile, one, request, bank, (checks or {}).get(word, profile.vector_checks))
+                needs, passes = _passing(profile, one, request, bank, used)
+                ok &= served(bank, needs, passes) >= needs.cards
+                if passing is not None:
+                    passing.setdefault(one, {})[bank] = needs, passes
             some[bank.node_rows] = ok
-        mask &= some
-    return mask
+        mask = some if mask is None else mask & some
+    return np.zeros(len(table.by_row), np.bool_) if mask is None else mask
 
 
 def quota_checks(profile: VendorProfile, wanted: ContainerRequest, left: QuotaView) -> Checks | None:
@@ -171,15 +175,26 @@ def quota_checks(profile: VendorProfile, wanted: ContainerRequest, left: QuotaVi
     return (*before, VectorCheck(QUOTA_NOT_FIT, passes), *after)
 
 
-def _bank_mask(
+def quota_bound(wanted: ContainerRequest, left: QuotaView, passing: Passing) -> int | None:
+    """With `quota_checks`: what tells quotas apart that let different cards pass. It is the largest share of
+    a card's memory that fits into the quota (-1: none); None where the quota takes all cards alike."""
+    room = left.mem_left
+    if wanted.memreq or room is None:
+        return None
+    shares = [np.atleast_1d(needs.mem) for needs, _ in passing.values()]
+    return max((int(np.max(share[share <= room], initial=-1)) for share in shares), default=-1)
+
+
+def _passing(
     profile: VendorProfile, wanted: ContainerRequest, request: PodRequest, bank: Bank, checks: Checks
-) -> BoolArray:
+) -> tuple[VectorNeeds, BoolArray]:
     needs = profile.vector_needs(profile, wanted, request.info, policy_words(request.card_policy), bank)
-    passes = bank.real
+    passes = bank.real.copy()
     for check in checks:
-        passes = passes & check.passes(bank, needs)
-    enough: BoolArray = served(bank, needs, passes) >= needs.cards
-    return enough
+        ok = check.passes(bank, needs)
+        if ok is not None:
+            passes &= ok
+    return needs, passes
 
 
 def served(bank: Bank, needs: VectorNeeds, passes: BoolArray) -> NDArray[Any]:

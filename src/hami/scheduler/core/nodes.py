@@ -5,6 +5,8 @@ running sums, the base score of scheduler.md §7.4, and a version that changes w
 see.
 """
 
+import struct
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -13,9 +15,19 @@ import numpy as np
 from hami.protocol import keys, views
 from hami.protocol.errors import QuantityError
 from hami.protocol.quantity import value
-from hami.scheduler.core.columns import NO_SLOT_LIMIT, Bank, VendorColumns
+from hami.scheduler.core.columns import NO_SLOT_LIMIT, Bank, VendorColumns, enlarged
+from hami.scheduler.core.hosts import NOTHING, HostAmount, capacity_of
+from hami.scheduler.core.ranking import FloatArray, Ranking
 from hami.vendors.engine import card_healthy, cordoned_ids
-from hami.vendors.types import BoolArray, Card, DeviceInfo, Holder, IntArray, Usage, VendorProfile
+from hami.vendors.types import (
+    BoolArray,
+    Card,
+    DeviceInfo,
+    Holder,
+    IntArray,
+    Usage,
+    VendorProfile,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +39,14 @@ class NodeFacts:
     annotations: Mapping[str, str]  # without node locks
     capacity: Mapping[str, int]
     allocatable: Mapping[str, int]
+    host: HostAmount = NOTHING
 
 
-_SINGLE = np.float32
+NO_HOST_LIMIT = 2**41
+"""CPU or memory left on a node that does not report it."""
+
+_EXACT_IN_SINGLE = 2**24
+_IN_SINGLE = struct.Struct("f")
 _LOCKS = frozenset({keys.NODE_LOCK, keys.CAMBRICON_LOCK})
 
 
@@ -37,10 +54,12 @@ def facts_of(node: views.Node, resources: frozenset[str]) -> NodeFacts:
     """What the core keeps of a node object; a quantity nobody can read counts as not reported."""
     return NodeFacts(
         node.name,
-        dict(node.labels),
-        {key: text for key, text in node.annotations.items() if key not in _LOCKS},
+        # nodes of a cluster say mostly the same: one text of each is kept
+        {sys.intern(key): sys.intern(text) for key, text in node.labels.items()},
+        {sys.intern(key): text for key, text in node.annotations.items() if key not in _LOCKS},
         _integers(node.capacity, resources),
         _integers(node.allocatable, resources),
+        capacity_of(node),
     )
 
 
@@ -72,7 +91,7 @@ class OnNode:
         """Slots kubelet would still give out, or `NO_SLOT_LIMIT` when the node does not count them (D31)."""
         if not self.profile.rules.real_count:
             return NO_SLOT_LIMIT
-        reported = facts.allocatable.get(self.profile.names.count)
+        reported = self.profile.names.reported_count(facts.allocatable)
         return NO_SLOT_LIMIT if reported is None else reported - self.used_slots
 
 
@@ -95,10 +114,15 @@ class Sums:
         """
         if not (self.count and self.cores and self.mem):
             return 0.0
-        slots = _SINGLE(self.used) / _SINGLE(self.count)
-        cores = _SINGLE(self.usedcores) / _SINGLE(self.cores)
-        memory = _SINGLE(self.usedmem) / _SINGLE(self.mem)
-        return float(_SINGLE(10) * (slots + cores + memory))
+        sums: tuple[float, ...] = (
+            self.used, self.count, self.usedcores, self.cores, self.usedmem, self.mem
+        )  # fmt: skip
+        if max(sums) > _EXACT_IN_SINGLE:
+            sums = tuple([_single(amount) for amount in sums])
+        used, count, usedcores, cores, usedmem, mem = sums
+        # a step in double precision, rounded, is that step in single precision
+        filled = _single(_single(used / count) + _single(usedcores / cores))
+        return _single(10 * _single(filled + _single(usedmem / mem)))
 
 
 @dataclass(slots=True)
@@ -111,6 +135,17 @@ class Node:
     version: int = 0
     vendors: dict[str, OnNode] = field(default_factory=dict)
     sums: Sums = field(default_factory=Sums)
+    host_used: HostAmount = NOTHING
+    host_part: tuple[float, float] = (0.0, 0.0)  # of the node's CPU and memory that one unit of each is
+
+    @property
+    def host_left(self) -> HostAmount:
+        """CPU and memory that pods may still ask for; without end where the node reports none."""
+        has, used = self.facts.host, self.host_used
+        return HostAmount(
+            has.cpu - used.cpu if has.cpu else NO_HOST_LIMIT,
+            has.mem - used.mem if has.mem else NO_HOST_LIMIT,
+        )
 
 
 class NodeTable:
@@ -124,12 +159,21 @@ class NodeTable:
         self.by_row: list[Node | None] = []
         self.row_of: dict[str, int] = {}
         self.names_version = 0  # changes when a name enters or leaves the table
-        self.base: np.ndarray[tuple[int], np.dtype[np.float64]] = np.zeros(0)
+        self._base: FloatArray = np.zeros(0)
+        self._unscored: set[int] = set()  # rows whose base score is out of date
         self.card_counts: IntArray = np.zeros(0, np.int64)
+        self.versions: IntArray = np.zeros(0, np.int64)
+        # per row CPU and memory: left, one part of the node's, and the shares taken of both, added up
+        self.host_left: IntArray = np.zeros((0, 2), np.int64)
+        self.host_part: FloatArray = np.zeros((0, 2))
+        self.host_taken: FloatArray = np.zeros(0)
+        self.host_versions: IntArray = np.zeros(0, np.int64)
         self.registrations = 0  # changes when the cards of some node change
         self._free_rows: list[int] = []
-        self._rank: IntArray = np.zeros(0, np.int64)
-        self._rank_version = -1
+        self._registered: IntArray = np.zeros(0, np.int64)  # rows in the order of names
+        self._registered_version = -1
+        self._ties: IntArray | None = None
+        self._rankings = {lowest: Ranking(lowest=lowest) for lowest in (False, True)}
 
     # --- registration -------------------------------------------------------------------------------------
 
@@ -153,6 +197,10 @@ class NodeTable:
             if infos:
                 self._place(node, word, infos, cordoned)
         self._score(node, version)
+        has = facts.host
+        node.host_part = (1 / has.cpu if has.cpu else 0.0), (1 / has.mem if has.mem else 0.0)
+        self.host_part[node.row] = node.host_part
+        self.set_host_used(node, node.host_used)
         return node
 
     def remove(self, name: str) -> None:
@@ -196,12 +244,15 @@ class NodeTable:
             return self._free_rows.pop()
         row = len(self.by_row)
         self.by_row.append(None)
-        if row >= len(self.base):
-            size = max(64, 2 * len(self.base))
-            self.base = np.concatenate([self.base, np.zeros(size - len(self.base))])
-            self.card_counts = np.concatenate(
-                [self.card_counts, np.zeros(size - len(self.card_counts), np.int64)]
-            )
+        if row >= len(self._base):
+            size = max(64, 2 * len(self._base))
+            self._base = enlarged(self._base, size)
+            self.card_counts = enlarged(self.card_counts, size)
+            self.versions = enlarged(self.versions, size)
+            self.host_left = enlarged(self.host_left, size)
+            self.host_part = enlarged(self.host_part, size)
+            self.host_taken = enlarged(self.host_taken, size)
+            self.host_versions = enlarged(self.host_versions, size)
         return row
 
     # --- usage --------------------------------------------------------------------------------------------
@@ -246,55 +297,94 @@ class NodeTable:
             sums.usedmem += used.mem - card.used.mem
             holders = card.holders
             if there.profile.placed_annotations:
-                holders = tuple(other for other in holders if other.uid != holder.uid)
+                others = [other for other in holders if other.uid != holder.uid]
                 if adding:
-                    mine = Holder(holder.uid, holder.namespace, holder.name, holder.annotations, usage)
-                    holders = tuple(sorted((*holders, mine), key=lambda one: one.uid))
+                    others.append(
+                        Holder(holder.uid, holder.namespace, holder.name, holder.annotations, usage)
+                    )
+                    others.sort(key=_uid)
+                holders = tuple(others)
             there.cards[at] = Card(card.info, used, holders)
-            there.bank.set_usage(there.bank_row, at, used)
+            there.bank.set_usage(there.bank_row, at, card.info, used)
             if there.profile.hooks.healthy is not None:
                 there.bank.set_healthy(there.bank_row, at, card_healthy(there.profile, card.info, used))
         there.bank.free_slots[there.bank_row] = there.slots_left(node.facts)
         self._score(node, version)
 
+    def set_host_used(self, node: Node, used: HostAmount) -> None:
+        """CPU and memory that pods hold of a registered node."""
+        node.host_used = used
+        row, (cpu_part, mem_part) = node.row, node.host_part
+        # cell by cell: a row at once takes several times as long
+        self.host_left[row, 0], self.host_left[row, 1] = node.host_left
+        self.host_taken[row] = used.cpu * cpu_part + used.mem * mem_part
+        self.host_versions[row] += 1
+
     def _score(self, node: Node, version: int) -> None:
-        node.version = version
-        self.base[node.row] = node.sums.base_score()
-        self.card_counts[node.row] = node.sums.cards
+        row = node.row
+        node.version = self.versions[row] = version
+        self._unscored.add(row)
+        if self.card_counts[row] != node.sums.cards:
+            self.card_counts[row] = node.sums.cards
+            self._ties = None
 
     # --- views --------------------------------------------------------------------------------------------
 
-    def rank(self) -> IntArray:
-        """Per row the position of its name in ascending order; ties between nodes are broken by it."""
-        if self._rank_version != self.names_version:
-            rank = np.zeros(len(self.by_row), np.int64)
-            for at, name in enumerate(sorted(self.by_name)):
-                rank[self.by_name[name].row] = at
-            self._rank, self._rank_version = rank, self.names_version
-        return self._rank
+    @property
+    def base(self) -> FloatArray:
+        """Base scores (scheduler.md §7.4) by row; worked out when they are asked for, since thousands of pods
+        may come in between."""
+        for row in self._unscored:
+            node = self.by_row[row]
+            if node is not None:
+                self._base[row] = node.sums.base_score()
+                for ranking in self._rankings.values():
+                    ranking.note(row)
+        self._unscored.clear()
+        return self._base
 
-    def best(self, alive: BoolArray, *, lowest: bool) -> int:
-        """The alive row with the best base score; ties: fewer cards, then name order (D2). -1 when none is
-        alive."""
-        rows = np.flatnonzero(alive)
-        if not len(rows):
-            return -1
-        scores = self.base[rows]
-        rows = rows[scores == (scores.min() if lowest else scores.max())]
-        if len(rows) > 1:
-            cards = self.card_counts[rows]
-            rows = rows[cards == cards.min()]
-        if len(rows) > 1:
-            return int(rows[self.rank()[rows].argmin()])
-        return int(rows[0])
+    def ties(self) -> IntArray:
+        """Per row a number that decides between nodes of equal scores, the highest one wins: fewer cards,
+        then name order (D2). Never written to: another array after a change."""
+        if self._registered_version != self.names_version:
+            names = sorted(self.by_name)
+            self._registered = np.array([self.by_name[name].row for name in names], np.int64)
+            self._registered_version = self.names_version
+            self._ties = None
+        if self._ties is None:
+            self._ties = np.zeros(len(self.by_row), np.int64)
+            order = np.argsort(self.card_counts[self._registered], kind="stable")
+            self._ties[self._registered[order]] = np.arange(len(order))[::-1]
+        return self._ties
 
-    def worst_first(self, alive: BoolArray, *, lowest: bool) -> list[int]:
-        """The alive rows, the best one last."""
+    def ranking(self, *, lowest: bool) -> Ranking:
+        """The registered rows by base score and `ties`, as they are now."""
+        ranking = self._rankings[lowest]
+        ties = self.ties()
+        ranking.refresh(self.base, ties, self._registered)
+        return ranking
+
+    def best(self, alive: BoolArray, scores: FloatArray, most: int, *, lowest: bool) -> list[int]:
+        """The alive rows with the best scores (one per row), then of `ties`: `most` (>= 1), or all there are;
+        best first."""
         rows = np.flatnonzero(alive)
-        scores = self.base[rows]
-        order = np.lexsort((-self.rank()[rows], -self.card_counts[rows], -scores if lowest else scores))
-        found: list[int] = rows[order].tolist()
+        costs = scores[rows] if lowest else -scores[rows]
+        if len(rows) > most:
+            some = np.flatnonzero(costs <= np.partition(costs, most - 1)[most - 1])
+            rows, costs = rows[some], costs[some]
+        found: list[int] = rows[np.lexsort((-self.ties()[rows], costs))][:most].tolist()
         return found
 
     def registered(self) -> Iterator[Node]:
         return iter(self.by_name.values())
+
+
+def _single(number: float) -> float:
+    """The nearest single-precision number."""
+    (rounded,) = _IN_SINGLE.unpack(_IN_SINGLE.pack(number))
+    found: float = rounded
+    return found
+
+
+def _uid(holder: Holder) -> str:
+    return holder.uid

@@ -1,14 +1,14 @@
 """Exact fit of one pod on one node (scheduler.md §6.4): pure, changes nothing."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 from msgspec.structs import replace
 
 from hami.scheduler.core.answers import PodRequest
+from hami.scheduler.core.growth import Fragmentation
 from hami.scheduler.core.nodes import Node, OnNode
-from hami.scheduler.core.policies import SPREAD, ordered
+from hami.scheduler.core.policies import FRAGMENTATION, bonus_policy, ordered
 from hami.scheduler.core.requests import slots_needed
 from hami.vendors.annotate import node_bonus
 from hami.vendors.fit import fit, refuse_all
@@ -18,6 +18,7 @@ from hami.vendors.types import (
     UNLIMITED,
     Allocation,
     Card,
+    ContainerDevice,
     ContainerRequest,
     FitContext,
     FitResult,
@@ -39,11 +40,17 @@ class NodeFit:
     reason: str = ""
 
 
-def fit_node(node: Node, request: PodRequest, quotas: Mapping[str, QuotaView]) -> NodeFit:
+def fit_node(
+    node: Node,
+    request: PodRequest,
+    quotas: Mapping[str, QuotaView],
+    fragmentation: Fragmentation | None = None,
+) -> NodeFit:
     """Fit every container of the pod on a node as it is.
 
     An init container sees the node with the sidecars declared before it; sidecars and regular containers
-    add up. `quotas`: what is left per vendor; vendors without a limit may be absent.
+    add up. `quotas`: what is left per vendor; vendors without a limit may be absent. Without
+    `fragmentation` the policy fragmentation-aware knows no mix of requests and acts as an unknown one.
     """
     if request.invalid:
         return NodeFit(None, reason=request.invalid)
@@ -51,7 +58,8 @@ def fit_node(node: Node, request: PodRequest, quotas: Mapping[str, QuotaView]) -
     steady = {word: there.cards for word, there in node.vendors.items()}
     slots = {word: slots_needed(request, word) for word in words}
     chosen: dict[str, Allocation] = dict.fromkeys(words, ())
-    for kind, slot in zip(request.info.shape.kinds, request.slots, strict=True):
+    last = len(request.slots) - 1
+    for at, (kind, slot) in enumerate(zip(request.info.shape.kinds, request.slots, strict=True)):
         held = dict(steady)
         for word in words:
             wanted = slot.get(word)
@@ -62,14 +70,30 @@ def fit_node(node: Node, request: PodRequest, quotas: Mapping[str, QuotaView]) -
             if there is None:
                 return NodeFit(None, reason=NODE_INSUFFICIENT)
             quota = quotas.get(word, UNLIMITED)
-            result = _fit_vendor(node, there, request, wanted, held[word], chosen[word], quota, slots[word])
+            result = _fit_vendor(
+                node, there, request, wanted, held, chosen[word], quota, slots[word], fragmentation
+            )
             if result.devices is None:
                 return NodeFit(None, reason=result.text())
-            held[word] = _with_devices(there, request, held[word], result)
+            if at < last or len(words) > 1:  # somebody of the pod will look at them
+                held[word] = _with_devices(there, request, held[word], result.devices)
             chosen[word] = (*chosen[word], result.devices)
         if kind is not SlotKind.INIT:
             steady = held
     return NodeFit(chosen, _bonus(node, request, chosen))
+
+
+def cards_with(node: Node, request: PodRequest, chosen: Mapping[str, Allocation]) -> dict[str, list[Card]]:
+    """The node's cards of these vendors with the pod running on them, its init containers done."""
+    after = {}
+    for word, allocation in chosen.items():
+        there = node.vendors[word]
+        cards = there.cards
+        for kind, devices in zip(request.info.shape.kinds, allocation, strict=True):
+            if kind is not SlotKind.INIT:
+                cards = _with_devices(there, request, cards, devices)
+        after[word] = cards
+    return after
 
 
 def outgrown(node: Node, allocations: Mapping[str, Allocation]) -> str:
@@ -103,10 +127,11 @@ def _fit_vendor(
     there: OnNode,
     request: PodRequest,
     wanted: ContainerRequest,
-    cards: list[Card],
+    held: Mapping[str, list[Card]],
     before: Allocation,
     quota: QuotaView,
     slots: int,
+    fragmentation: Fragmentation | None,
 ) -> FitResult:
     """One container's request of one vendor; the whole pod needs so many `slots` of it.
 
@@ -114,6 +139,7 @@ def _fit_vendor(
     (D31).
     """
     profile = there.profile
+    cards = held[profile.common_word]
     try:
         wanted = profile.resolve(wanted, node.facts, there.infos)
     except NodeRefuses as refusal:
@@ -122,14 +148,19 @@ def _fit_vendor(
     if full:
         cards = [Card(replace(card.info, count=card.used.slots), card.used, card.holders) for card in cards]
     numa_bind = select(profile.rules, request.info.annotations).numa_bound
+    policy = request.card_policy
+    growths: list[float] = []
+    if fragmentation is not None and FRAGMENTATION in policy_words(policy):
+        growths = fragmentation.card_growths(node, there, cards, wanted, request)
     context = FitContext(
-        candidates=ordered(cards, wanted, request.weights, request.card_policy, numa_bind=numa_bind),
+        candidates=ordered(cards, wanted, request.weights, policy, numa_bind=numa_bind, growths=growths),
         request=wanted,
         pod=request.info,
         node=node.facts,
         allocated=before,
-        policy=policy_words(request.card_policy),
+        policy=policy_words(policy),
         quota=quota,
+        beside={word: held[word] for word in profile.beside if word in held},
     )
     result = fit(profile, context)
     if full and result.devices is not None:  # a vendor that does not look at slots
@@ -137,11 +168,13 @@ def _fit_vendor(
     return result
 
 
-def _with_devices(there: OnNode, request: PodRequest, cards: list[Card], result: FitResult) -> list[Card]:
+def _with_devices(
+    there: OnNode, request: PodRequest, cards: list[Card], devices: Iterable[ContainerDevice]
+) -> list[Card]:
     """The cards as the pod's next container sees them."""
     profile, info = there.profile, request.info
     after = list(cards)
-    for device in result.devices or ():
+    for device in devices:
         at = there.position[device.uuid]
         card = after[at]
         usage = profile.algebra.of(device)
@@ -160,6 +193,8 @@ def _bonus(node: Node, request: PodRequest, chosen: Mapping[str, Allocation]) ->
     total = 0.0
     for word, allocation in chosen.items():
         there = node.vendors[word]
-        policy: Literal["binpack", "spread"] = "spread" if request.node_policy == SPREAD else "binpack"
-        total += node_bonus(there.profile, ScoreContext(node.facts, allocation, there.cards, policy))
+        policy = bonus_policy(request.node_policy)
+        total += node_bonus(
+            there.profile, ScoreContext(node.facts, allocation, there.cards, policy, request.info)
+        )
     return total

@@ -1,19 +1,24 @@
 """What a pod object says about devices: its assignment, its container slots, and the usage that follows
 (D4)."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
 
 from hami.protocol import keys, views
 from hami.protocol.errors import AllocationError, ProtocolError
 from hami.scheduler.core.answers import Notice
-from hami.vendors.annotate import placed_annotations, read_allocation
+from hami.vendors.annotate import allocation_text, placed_annotations, read_allocation
 from hami.vendors.types import Allocation, Holder, PodInfo, PodShape, SlotKind, Usage, VendorProfile
 from hami.vendors.usage import effective
 
+_NONE: Final[Mapping[str, str]] = MappingProxyType({})
 
-@dataclass(frozen=True, slots=True)
-class Charge:
+
+class Charge(msgspec.Struct, frozen=True, gc=False):
     """Use of devices by one pod, as it is booked on a node and on its namespace's quota."""
 
     uid: str
@@ -38,8 +43,7 @@ class Charge:
         return Holder(self.uid, self.namespace, self.name, self.annotations, Usage())
 
 
-@dataclass(frozen=True, slots=True)
-class PodFacts:
+class PodFacts(msgspec.Struct, frozen=True, gc=False):
     """What the core keeps of a pod with an assignment."""
 
     charge: Charge
@@ -47,16 +51,85 @@ class PodFacts:
     decision: tuple[str, str]  # node and time annotation: which decision this is
 
 
-@dataclass(frozen=True, slots=True)
-class PodReading:
+class PodReading(msgspec.Struct, frozen=True, gc=False):
     """A pod object, read: the facts (None: nothing to count), and what is odd about it."""
 
     facts: PodFacts | None
     notices: tuple[Notice, ...] = ()
 
 
+_NOTHING_READ: Final = PodReading(None)
+
+
+class PodReader:
+    """Reads pods for one set of vendors, each of which is asked only about pods with a key of its own."""
+
+    def __init__(self, profiles: Mapping[str, VendorProfile]) -> None:
+        self._profiles = tuple(profiles.values())
+        self._concerned: dict[str, tuple[int, ...]] = {}  # annotation -> positions of the vendors it is for
+        for position, profile in enumerate(self._profiles):
+            for key in {*_written_keys(profile), *profile.placed_annotations}:
+                self._concerned[key] = (*self._concerned.get(key, ()), position)
+
+    def read(self, pod: views.Pod, shape: PodShape) -> PodReading:
+        """The assignment of a pod (scheduler.md §4.1): ended pods and pods without one count as nothing.
+
+        A pod bound elsewhere than annotated counts where it is bound; an allocation nobody can read is not
+        counted.
+        """
+        annotations = pod.annotations
+        assigned = annotations.get(keys.ASSIGNED_NODE)
+        if assigned is None or pod.is_finished:
+            return _NOTHING_READ
+        assigned = sys.intern(assigned)
+        notices = []
+        node = sys.intern(pod.node_name) or assigned
+        if node != assigned:
+            text = (
+                f"annotation {keys.ASSIGNED_NODE} names node {assigned}, "
+                f"counted on {node} where the pod is bound"
+            )
+            notices.append(_notice(pod, "AssignedNodeMismatch", text))
+        info = PodInfo(pod.uid, pod.namespace, pod.name, annotations, shape)
+        vendors = self._vendors_of(annotations)
+        allocations = {}
+        try:
+            for profile in vendors:
+                if found := _allocation(info, profile):
+                    allocations[profile.common_word] = found
+        except ProtocolError as error:
+            text = f"its device allocation cannot be read, so it is counted as using nothing: {error}"
+            return PodReading(None, (*notices, _notice(pod, "AllocationUnreadable", text)))
+        if not any(profile.rules.allocated in annotations for profile in vendors):
+            text = f"assigned to node {node} without any device allocation; counted as using nothing"
+            notices.append(_notice(pod, "AllocationMissing", text))
+        used = {}
+        finished = inits_finished(pod)
+        for profile in vendors:
+            if profile.hooks.doubts is not None:
+                notices.extend(
+                    _notice(pod, reason, text) for reason, text in profile.hooks.doubts(info, profile)
+                )
+            word = profile.common_word
+            if word in allocations:
+                used[word] = effective(profile, shape, allocations[word], finished)
+        charge = Charge(
+            pod.uid, sys.intern(pod.namespace), pod.name, node, allocations, used, placed(info, vendors)
+        )
+        decision = (assigned, annotations.get(keys.ASSIGNED_TIME, ""))
+        return PodReading(PodFacts(charge, bool(pod.node_name), decision), tuple(notices))
+
+    def _vendors_of(self, annotations: Mapping[str, str]) -> Sequence[VendorProfile]:
+        positions: set[int] = set()
+        for key in annotations:
+            positions.update(self._concerned.get(key, ()))
+        return [self._profiles[position] for position in sorted(positions)]
+
+
 def inits_finished(pod: views.Pod) -> bool:
     """Whether every ordinary init container has ended with exit code 0 (sidecars do not count)."""
+    if not pod.init_containers:
+        return True
     done = {
         status.name
         for status in pod.status.init_container_statuses or ()
@@ -67,63 +140,27 @@ def inits_finished(pod: views.Pod) -> bool:
     return all(one.is_sidecar or one.name in done for one in pod.init_containers)
 
 
-def read_pod(pod: views.Pod, profiles: Mapping[str, VendorProfile]) -> PodReading:
-    """The assignment of a pod (scheduler.md §4.1): ended pods and pods without one count as nothing.
-
-    A pod bound elsewhere than annotated counts where it is bound; an allocation nobody can read is not
-    counted.
-    """
-    assigned = pod.annotations.get(keys.ASSIGNED_NODE)
-    if assigned is None or pod.is_finished:
-        return PodReading(None)
-    notices = []
-    node = pod.node_name or assigned
-    if node != assigned:
-        text = (
-            f"annotation {keys.ASSIGNED_NODE} names node {assigned}, counted on {node} where the pod is bound"
-        )
-        notices.append(_notice(pod, "AssignedNodeMismatch", text))
-    info = info_of(pod)
-    shape = info.shape
-    try:
-        allocations = {word: found for word in profiles if (found := _allocation(info, profiles[word]))}
-    except ProtocolError as error:
-        text = f"its device allocation cannot be read, so it is counted as using nothing: {error}"
-        return PodReading(None, (*notices, _notice(pod, "AllocationUnreadable", text)))
-    if not any(profile.rules.allocated in info.annotations for profile in profiles.values()):
-        text = f"assigned to node {node} without any device allocation; counted as using nothing"
-        notices.append(_notice(pod, "AllocationMissing", text))
-    for profile in profiles.values():
-        if profile.hooks.doubts is not None:
-            notices.extend(_notice(pod, reason, text) for reason, text in profile.hooks.doubts(info, profile))
-    finished = inits_finished(pod)
-    charge = Charge(
-        pod.uid,
-        pod.namespace,
-        pod.name,
-        node,
-        allocations,
-        {word: effective(profiles[word], shape, found, finished) for word, found in allocations.items()},
-        placed(info, profiles),
-    )
-    decision = (assigned, info.annotations.get(keys.ASSIGNED_TIME, ""))
-    return PodReading(PodFacts(charge, bool(pod.node_name), decision), tuple(notices))
-
-
-def info_of(pod: views.Pod) -> PodInfo:
-    """What vendors may know of a pod."""
+def shape_of(pod: views.Pod) -> PodShape:
+    """The container slots of a pod."""
     kinds = [SlotKind.SIDECAR if one.is_sidecar else SlotKind.INIT for one in pod.init_containers]
-    kinds.extend(SlotKind.APP for _ in pod.containers)
-    shape = PodShape(tuple(kinds), tuple(one.name for one in pod.slots))
-    return PodInfo(pod.uid, pod.namespace, pod.name, pod.annotations, shape)
+    kinds += [SlotKind.APP] * len(pod.containers)
+    return PodShape(tuple(kinds), tuple([one.name for one in pod.slots]))
 
 
-def placed(info: PodInfo, profiles: Mapping[str, VendorProfile]) -> dict[str, str]:
-    """The annotations of a placed pod that some vendor needs."""
+def placed(info: PodInfo, vendors: Iterable[VendorProfile]) -> Mapping[str, str]:
+    """The annotations of a placed pod that one of these vendors needs."""
     kept: dict[str, str] = {}
-    for profile in profiles.values():
+    for profile in vendors:
         kept.update(placed_annotations(profile, info))
-    return kept
+    return kept or _NONE
+
+
+def _written_keys(profile: VendorProfile) -> tuple[str, ...]:
+    """The annotations that say what a pod holds of a vendor (see `allocation_text`)."""
+    rules = profile.rules
+    if rules.rebuild == "longer_of_both_keys" and rules.to_allocate is not None:
+        return rules.allocated, rules.to_allocate
+    return (rules.allocated,)
 
 
 def _allocation(info: PodInfo, profile: VendorProfile) -> Allocation:
@@ -134,12 +171,17 @@ def _allocation(info: PodInfo, profile: VendorProfile) -> Allocation:
     little.
     """
     allocation = read_allocation(profile, info)
-    if any(device.usedmem < 0 or device.usedcores < 0 for slot in allocation for device in slot):
-        raise AllocationError("a device with negative memory or cores", profile.rules.allocated)
+    if not allocation:
+        return ()
+    for slot in allocation:
+        for device in slot:
+            if device.usedmem < 0 or device.usedcores < 0:
+                raise AllocationError("a device with negative memory or cores", profile.rules.allocated)
     slots = len(info.shape.kinds)
-    written = info.annotations.get(profile.rules.allocated, "").count(";")
-    if len(allocation) == slots and 0 < written < slots and SlotKind.INIT in info.shape.kinds:
-        return ((),) * (slots - written) + allocation[:written]
+    if len(allocation) == slots and SlotKind.INIT in info.shape.kinds:
+        written = allocation_text(profile, info).count(";")
+        if 0 < written < slots:
+            return ((),) * (slots - written) + allocation[:written]
     return allocation
 
 

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from hami.protocol import keys
-from hami.protocol.quantity import INT64_MAX
+from hami.protocol.quantity import INT64_MAX, INT64_MIN
 from hami.scheduler.core.answers import PlacementError, Weights
-from hami.vendors.types import NO_PERCENT, Card, ContainerRequest
+from hami.vendors.selection import policy_words
+from hami.vendors.types import NO_PERCENT, Card, ContainerRequest, NodePolicy
 
+BINPACK = "binpack"
 SPREAD = "spread"
+FRAGMENTATION = "fragmentation-aware"
 
 # Sort keys of a card: ascending, the last card is tried first.
 _Key = Callable[["ScoredCard"], tuple[float, ...]]
@@ -23,6 +26,7 @@ class ScoredCard:
     card: Card
     position: int
     score: float
+    growth: float  # of unusable capacity with this request on it
 
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,64}")
@@ -32,7 +36,20 @@ _WORDS: dict[str, Callable[[ScoredCard], float]] = {
     "binpack": lambda one: one.score,
     "spread": lambda one: -one.score,
     "numa": lambda one: one.card.info.numa,
+    FRAGMENTATION: lambda one: -one.growth,
 }
+
+
+def is_fragmentation_aware(node_policy: str, card_policy: str) -> bool:
+    """Whether the mix of requests seen lately has a say in where the pod goes."""
+    return node_policy == FRAGMENTATION or FRAGMENTATION in policy_words(card_policy)
+
+
+def bonus_policy(node_policy: str) -> NodePolicy:
+    """A node policy as the vendors' bonuses know it."""
+    if node_policy == SPREAD:
+        return "spread"
+    return "binpack" if node_policy == BINPACK else "other"
 
 
 def parse_weights(annotations: Mapping[str, str]) -> Weights:
@@ -51,7 +68,7 @@ def parse_weights(annotations: Mapping[str, str]) -> Weights:
         if name in found:
             raise _bad_weights(text, f'duplicate "{name}" weight')
         weight = int(number) if _INTEGER.fullmatch(number) else INT64_MAX + 1
-        if weight > INT64_MAX:
+        if not INT64_MIN <= weight <= INT64_MAX:
             raise _bad_weights(text, f'"{name}" weight must be an integer')
         if weight < 0:
             raise _bad_weights(text, f'"{name}" weight must not be negative')
@@ -80,11 +97,20 @@ def card_score(card: Card, request: ContainerRequest, weights: Weights) -> float
 
 
 def ordered(
-    cards: Sequence[Card], request: ContainerRequest, weights: Weights, policy: str, *, numa_bind: bool
+    cards: Sequence[Card],
+    request: ContainerRequest,
+    weights: Weights,
+    policy: str,
+    *,
+    numa_bind: bool,
+    growths: Sequence[float] = (),
 ) -> list[Card]:
     """Cards in ascending preference: the last one is tried first; equal cards: the later inventory position
-    wins."""
-    scored = [ScoredCard(card, at, card_score(card, request, weights)) for at, card in enumerate(cards)]
+    wins. `growths`, for fragmentation-aware: per card, by how much its unusable capacity would grow."""
+    scored = [
+        ScoredCard(card, at, card_score(card, request, weights), growths[at] if growths else 0.0)
+        for at, card in enumerate(cards)
+    ]
     scored.sort(key=_sort_key(policy, numa_bind))
     return [one.card for one in scored]
 
@@ -101,6 +127,10 @@ def _sort_key(policy: str, numa_bind: bool) -> _Key:
         if numa_bind:
             return lambda one: (-one.card.info.numa, one.score)
         return lambda one: (one.score, one.card.info.numa)
+    if policy == FRAGMENTATION:
+        if numa_bind:
+            return lambda one: (one.card.info.numa, -one.growth)
+        return lambda one: (-one.growth, one.card.info.numa)
     if numa_bind:
         return lambda one: (one.card.info.numa, -one.score)
     return lambda one: (-one.score, one.card.info.numa)

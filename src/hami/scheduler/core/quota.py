@@ -6,6 +6,7 @@ the vendor's factor before it is compared (scheduler.md §9). The count resource
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from fractions import Fraction
 
 from hami.protocol import views
 from hami.protocol.errors import QuantityError
@@ -14,16 +15,25 @@ from hami.scheduler.core.answers import QuotaUsage
 from hami.vendors.types import UNLIMITED, QuotaView, VendorProfile
 
 _PREFIX = "limits."
+_MIB = 1 << 20
+Limit = int | Fraction
+"""In the user's unit; a fraction of it where the limit was written in bytes."""
 
 
 class QuotaBook:
     """Limits per quota object and use per namespace; both by resource name."""
 
     def __init__(self, profiles: Iterable[VendorProfile]) -> None:
+        profiles = tuple(profiles)
         self._names = {
             name for profile in profiles for name in (profile.names.memory, profile.names.cores) if name
         }
-        self._limits: dict[str, dict[str, dict[str, int]]] = {}  # namespace -> object -> resource -> limit
+        self._in_bytes = {
+            profile.names.memory: max(1, profile.names.memory_factor)
+            for profile in profiles
+            if profile.names.memory and profile.names.bytes_with_suffix
+        }
+        self._limits: dict[str, dict[str, dict[str, Limit]]] = {}  # namespace -> object -> resource -> limit
         self._used: dict[str, dict[str, int]] = {}  # namespace -> resource -> use
 
     # --- limits -------------------------------------------------------------------------------------------
@@ -50,14 +60,18 @@ class QuotaBook:
         return gone is not None
 
     def limit(self, namespace: str, resource: str) -> int | None:
-        """The smallest limit any object of the namespace sets; None: unlimited."""
+        """The smallest limit any object of the namespace sets, in whole units; None: unlimited."""
+        least = self._least(namespace, resource)
+        return None if least is None else int(least)
+
+    def _least(self, namespace: str, resource: str) -> Limit | None:
         objects = self._limits.get(namespace)
         if not objects:
             return None
         return min((limits[resource] for limits in objects.values() if resource in limits), default=None)
 
-    def _read(self, hard: Mapping[str, str | int | float]) -> dict[str, int]:
-        limits = {}
+    def _read(self, hard: Mapping[str, str | int | float]) -> dict[str, Limit]:
+        limits: dict[str, Limit] = {}
         for key, quantity in hard.items():
             name = key.removeprefix(_PREFIX)
             if name == key or name not in self._names:
@@ -66,7 +80,9 @@ class QuotaBook:
                 limit, whole = as_int64(quantity)
             except QuantityError:
                 continue
-            if whole:
+            if whole and name in self._in_bytes and str(quantity).strip().endswith("i"):
+                limits[name] = Fraction(limit // _MIB, self._in_bytes[name])
+            elif whole:
                 limits[name] = limit
         return limits
 
@@ -96,12 +112,12 @@ class QuotaBook:
         if namespace not in self._limits:
             return UNLIMITED
         names = profile.names
-        memory = self.limit(namespace, names.memory) if names.memory else None
+        memory = self._least(namespace, names.memory) if names.memory else None
         cores = self.limit(namespace, names.cores) if names.cores else None
         return QuotaView(
             None
             if memory is None
-            else memory * max(1, names.memory_factor) - self.used(namespace, names.memory),
+            else int(memory * max(1, names.memory_factor)) - self.used(namespace, names.memory),
             None if cores is None else cores - self.used(namespace, names.cores),
         )
 

@@ -46,11 +46,15 @@ def _bank_reasons(
     full = bank.free_slots < slots_needed(request, profile.common_word)
     full_cards = np.repeat(full, bank.width)
     alive = bank.real
+    nothing = np.zeros(bank.rows, np.int64)
     columns: list[IntArray] = [few.astype(np.int64), full.astype(np.int64), bank.card_counts]
     for check in checks:
         passes = check.passes(bank, needs)
         if check.reason == OUT_OF_SLOTS:
-            passes = passes & ~full_cards
+            passes = ~full_cards if passes is None else passes & ~full_cards
+        if passes is None:
+            columns.append(nothing)
+            continue
         columns.append(bank.per_node(alive & ~passes).astype(np.int64))
         alive = alive & passes
     columns.append(bank.per_node(alive).astype(np.int64))

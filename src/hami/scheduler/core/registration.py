@@ -161,9 +161,14 @@ class Registry:
         except DevicesAbsent:
             self._set(turn, word, ())
         except DevicesMalformed as error:
-            self._doubtful.add((turn.facts.name, word))
-            turn.say("RegistrationUnreadable", f"{word}: {error}; the last good devices stay in force")
-            self._set(turn, word, self._last_good.get((turn.facts.name, word), ()))
+            key = turn.facts.name, word
+            self._doubtful.add(key)
+            if self._profiles[word].rules.register.keeps_last:
+                effect, kept = "the last good devices stay in force", self._last_good.get(key, ())
+            else:
+                effect, kept = "the node has no such devices until it is mended", ()
+            turn.say("RegistrationUnreadable", f"{word}: {error}; {effect}")
+            self._set(turn, word, kept)
         else:
             if inventory.warnings:
                 self._doubtful.add((turn.facts.name, word))

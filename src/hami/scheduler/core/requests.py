@@ -1,6 +1,6 @@
 """From a pod object to its device requests (scheduler.md §6.2)."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -8,11 +8,12 @@ import msgspec
 from hami.protocol import keys, views
 from hami.protocol.errors import ObjectError
 from hami.scheduler.core.answers import PlacementError, PodRequest
-from hami.scheduler.core.pods import info_of
-from hami.scheduler.core.policies import parse_weights
-from hami.vendors.request import container_request, containers_of
+from hami.scheduler.core.hosts import effective_amount, need_of
+from hami.scheduler.core.pods import shape_of
+from hami.scheduler.core.policies import is_fragmentation_aware, parse_weights
+from hami.vendors.request import checked_request, containers_of
 from hami.vendors.selection import MAX_STEERING_TEXT, steering_keys
-from hami.vendors.types import AdmissionRejected, ContainerRequest, PodInfo, PodShape, SlotKind, VendorProfile
+from hami.vendors.types import AdmissionRejected, ContainerRequest, PodInfo, VendorProfile
 
 MAX_CONTAINERS: Final = 128
 """Containers, init containers included, of a pod that asks for devices."""
@@ -38,14 +39,14 @@ def parse_pod(
     """
     view = _view(pod)
     annotations = {key: text for key, text in view.annotations.items() if key not in _BOOKKEEPING}
-    info = PodInfo(view.uid, view.namespace, view.name, annotations, info_of(view).shape)
+    info = PodInfo(view.uid, view.namespace, view.name, annotations, shape_of(view))
     slots: list[dict[str, ContainerRequest]] = []
     invalid = ""
     for container in containers_of(pod):
         slot = {}
         for word in sorted(profiles):
             try:
-                request = container_request(profiles[word], container, pod)
+                request = checked_request(profiles[word], container, pod)
             except AdmissionRejected as error:
                 invalid = invalid or str(error)
                 continue
@@ -61,6 +62,8 @@ def parse_pod(
         weights = parse_weights(annotations)
     except PlacementError as error:
         raise PlacementError(f"calcScore failed {error} for pod {view.name}") from None
+    host = need_of(view, info.shape)
+    weighs_hosts = is_fragmentation_aware(node_policy, card_policy)
     return PodRequest(
         info,
         tuple(slots),
@@ -76,7 +79,9 @@ def parse_pod(
             node_policy,
             card_policy,
             invalid,
+            host if weighs_hosts else None,
         ),
+        host,
     )
 
 
@@ -101,20 +106,6 @@ def _too_much(
         if length > MAX_STEERING_TEXT:
             return f"annotation {key} has {length} characters, at most {MAX_STEERING_TEXT} are read"
     return ""
-
-
-def effective_amount(shape: PodShape, amounts: Iterable[int]) -> int:
-    """Kubernetes' effective request of one amount per slot: the larger of the start and the steady state
-    (D4)."""
-    peak = sidecars = apps = 0
-    for kind, amount in zip(shape.kinds, amounts, strict=True):
-        if kind is SlotKind.SIDECAR:
-            sidecars += amount
-        elif kind is SlotKind.INIT:
-            peak = max(peak, sidecars + amount)
-        else:
-            apps += amount
-    return max(peak, sidecars + apps)
 
 
 def slots_needed(request: PodRequest, word: str) -> int:

@@ -8,8 +8,8 @@ from hami.protocol import keys
 from hami.scheduler.core.answers import PodRequest, Reservation
 from hami.scheduler.core.nodes import Node
 from hami.scheduler.core.placement import NodeFit
-from hami.scheduler.core.pods import Charge
-from hami.vendors.engine import annotations, effective, placed_annotations
+from hami.scheduler.core.pods import Charge, placed
+from hami.vendors.engine import annotations, effective
 from hami.vendors.types import AnnotateContext, ContainerRequest, PodInfo, VendorProfile
 
 _LABEL_MAX = 63
@@ -55,6 +55,7 @@ def make_reservation(
             if profiles[word].rules.lock != "none"
         ),
         reserved_at=now,
+        host=request.host,
     )
 
 
@@ -64,9 +65,6 @@ def charge_of(profiles: Mapping[str, VendorProfile], request: PodRequest, reserv
     after = PodInfo(
         info.uid, info.namespace, info.name, {**info.annotations, **reservation.annotations}, info.shape
     )
-    kept: dict[str, str] = {}
-    for profile in profiles.values():
-        kept.update(placed_annotations(profile, after))
     return Charge(
         reservation.uid,
         reservation.namespace,
@@ -77,7 +75,7 @@ def charge_of(profiles: Mapping[str, VendorProfile], request: PodRequest, reserv
             word: effective(profiles[word], info.shape, allocation, inits_finished=False)
             for word, allocation in reservation.allocations.items()
         },
-        kept,
+        placed(after, profiles.values()),
     )
 
 

@@ -11,10 +11,12 @@ from collections.abc import Callable, Hashable, Mapping
 import numpy as np
 
 from hami.scheduler.core.answers import NoFit, Placement, PlacementError, PodRequest, Reservation
-from hami.scheduler.core.masks import Checks, Mask, may_fit, quota_checks
+from hami.scheduler.core.growth import Estimates
+from hami.scheduler.core.masks import Checks, Mask, Passing, may_fit, quota_bound, quota_checks
 from hami.scheduler.core.nodes import Node
-from hami.scheduler.core.placement import NodeFit, fit_node, has_bonus
-from hami.scheduler.core.policies import SPREAD
+from hami.scheduler.core.placement import NodeFit, cards_with, fit_node, has_bonus
+from hami.scheduler.core.policies import FRAGMENTATION, SPREAD
+from hami.scheduler.core.ranking import FloatArray
 from hami.scheduler.core.reasons import Texts, vector_reasons
 from hami.scheduler.core.texts import UNREGISTERED, is_unresolvable, success_message
 from hami.scheduler.core.world import World
@@ -25,10 +27,12 @@ ALL_FITTED = 64  # up to so many candidates every one is judged exactly
 SCORES_SHOWN = 20  # above: so many scores in the event
 _REMEMBERED = 16  # request signatures
 _HITS_PER_FIT = 64  # remembered fits that cost as much as one exact fit
-_SINGLE_STEPS = 3  # best nodes looked up one by one before the rest is sorted
+_AHEAD = SCORES_SHOWN  # best nodes looked up at first; the rest is sorted once they are judged
+_COMPARED = 8  # best nodes of a fragmentation-aware pod that are compared exactly
 
 Reserve = Callable[[PodRequest, Node, NodeFit, float], Reservation]
 Stamp = tuple[int, Hashable]
+Shown = tuple[tuple[str, float], ...]
 
 
 class FitMemo:
@@ -72,8 +76,12 @@ class Search:
         self._version = -1
         self._fitted: dict[int, tuple[Stamp, NodeFit]] = {}
         self._failed: dict[int, tuple[Stamp, str]] = {}
-        self._all_needed = has_bonus(world.profiles, request)
         self._spread = request.node_policy == SPREAD
+        self._growth_decides = request.node_policy == FRAGMENTATION
+        self._has_bonus = has_bonus(world.profiles, request)
+        few = len(mask.names) <= ALL_FITTED
+        self._bounded = self._has_bonus and not self._growth_decides and not few
+        self._mix_chooses_cards = FRAGMENTATION in policy_words(request.card_policy)
 
     @property
     def uid(self) -> str:
@@ -114,25 +122,61 @@ class Search:
         only = sum(len(slot) for slot in request.slots) == 1
         self._simple = self._first if only else None  # for it the mask is as good as the exact fit
         checks = {self._simple[0].type: self._simple[1]} if self._simple is not None else {}
-        self._masked: BoolArray = may_fit(world.table, world.profiles, request, checks) & candidates
+        passing: dict[ContainerRequest, Passing] | None = {} if self._growth_decides else None
+        self._masked: BoolArray = may_fit(world.table, world.profiles, request, checks, passing) & candidates
+        self._mix_epoch = world.fragmentation.epoch(request.vendors) if self._mix_chooses_cards else None
+        self._scores: FloatArray = world.table.base
+        self._estimates = Estimates(self._scores, {})
+        if passing is not None and not request.invalid:
+            wanted = next(iter(next(slot for slot in request.slots if slot).values()))
+            passed = passing.get(wanted, {})
+            left = UNLIMITED if self._simple is None else self._quotas.get(wanted.type, UNLIMITED)
+            bound = quota_bound(wanted, left, passed)
+            self._estimates = world.fragmentation.scores(request, wanted, self._masked, passed, bound)
+            self._scores = self._estimates.scores
         self._fitted = {row: it for row, it in self._fitted.items() if self._holds(row, it[0])}
         self._failed = {row: it for row, it in self._failed.items() if self._holds(row, it[0])}
+        self._reach = self._scores
+        if self._bounded:
+            reach = world.reach.of(request, self._masked)
+            self._bounded = reach is not None
+            self._reach = self._scores if reach is None else reach
+        self._grown: dict[int, float] = {}  # scores of fragmentation-aware nodes judged
+        self._best: tuple[float, int] | None = None  # preference of the best node judged, if that counts
         self._alive: BoolArray = self._masked.copy()
-        self._alive[list(self._fitted)] = False
-        self._alive[list(self._failed)] = False
-        self._left: list[int] | None = None  # rows to judge, best last; None: looked up one by one
+        if self._fitted or self._failed:
+            self._alive[[*self._fitted, *self._failed]] = False
+        self._left: list[int] = []  # the next rows to judge, best last
+        self._top: list[int] = []  # the best rows of all masked ones, best first, once they were looked up
         self._steps = 0
         self._texts: Texts | None = None  # reasons found by vectors, once needed
         self._unexplained: list[int] = []
+        self._ranked = self._reach is world.table.base  # in the order that the table keeps
         few = len(self._mask.names) <= ALL_FITTED
-        self._judge_all = self._all_needed or (few and (self._simple is None or self._any_inexact()))
+        inexact = any(
+            needs.inexact is not None for one in (passing or {}).values() for needs, _ in one.values()
+        )
+        self._estimated = self._simple is not None and not inexact  # cards that are named have known growths
+        self._compares = self._growth_decides and not (
+            self._estimated and request.card_policy == FRAGMENTATION
+        )
+        self._judge_all = (self._has_bonus and not self._bounded) or (
+            few and (self._simple is None or self._compares or self._any_inexact())
+        )
+        self._goes_on = self._judge_all or self._compares or self._bounded
+        for row, (_, fit) in self._fitted.items():
+            self._note_best(row, fit)
 
     def _holds(self, row: int, stamp: Stamp) -> bool:
         return row < len(self._candidates) and bool(self._candidates[row]) and stamp == self._stamp(row)
 
     def _stamp(self, row: int) -> Stamp:
-        node = self._world.table.by_row[row]
-        return (-1 if node is None else node.version, self._quota_stamp)
+        table = self._world.table
+        node = table.by_row[row]
+        version = -1 if node is None else node.version
+        if not self._mix_chooses_cards:
+            return (version, self._quota_stamp)
+        return (version, (self._quota_stamp, self._mix_epoch, int(table.host_versions[row])))
 
     def _first_request(self) -> tuple[ContainerRequest, Checks] | None:
         """The pod's first device request, with checks that judge it exactly on the nodes as they are; else
@@ -160,9 +204,9 @@ class Search:
     # --- deciding -----------------------------------------------------------------------------------------
 
     def _decide(self) -> Placement | NoFit | None:
-        while not self._fitted or self._judge_all:
+        while not self._fitted or self._goes_on:
             row = self._next()
-            if row < 0:
+            if row < 0 or (self._fitted and not self._judge_all and not self._may_be_better(row)):
                 break
             if self._credit <= 0:
                 return None
@@ -171,16 +215,32 @@ class Search:
             return self._placement()
         return self._refusal()
 
+    def _may_be_better(self, row: int) -> bool:
+        """Whether the next row is worth judging: its score is what it can reach, or an estimate of that."""
+        if self._bounded:  # rows come in the order of what they can reach
+            return self._best is None or self._preference(row, float(self._reach[row])) > self._best
+        if not self._compares or self._steps >= _COMPARED:
+            return False
+        return self._best is None or float(self._scores[row]) > self._best[0]
+
     def _next(self) -> int:
         """The next masked row to judge, the best one first; -1 when there is none left. Looks only."""
-        table = self._world.table
-        if self._left is None:
-            if not self._judge_all and self._steps < _SINGLE_STEPS:
-                return table.best(self._alive, lowest=self._spread)
-            self._left = table.worst_first(self._alive, lowest=self._spread)
         while self._left and not self._alive[self._left[-1]]:
             self._left.pop()
+        if not self._left:
+            first = self._steps == 0 and not self._judge_all
+            best = self._best_rows(self._alive, _AHEAD if first else len(self._alive))
+            if first and not (self._fitted or self._failed):
+                self._top = best
+            self._left = best[::-1]
         return self._left[-1] if self._left else -1
+
+    def _best_rows(self, rows: BoolArray, most: int) -> list[int]:
+        """The best of these rows by what they can reach, best first."""
+        table = self._world.table
+        if self._ranked:
+            return table.ranking(lowest=self._spread).among(rows, most)
+        return table.best(rows, self._reach, most, lowest=self._spread)
 
     def _judge(self, row: int) -> None:
         stamp = self._stamp(row)
@@ -192,7 +252,7 @@ class Search:
         else:
             node = self._world.table.by_row[row]
             assert node is not None
-            fit = fit_node(node, self._request, self._quotas)
+            fit = fit_node(node, self._request, self._quotas, self._world.fragmentation)
             remembered[row] = (stamp, fit)
             self._credit -= _HITS_PER_FIT
         self._steps += 1
@@ -201,42 +261,89 @@ class Search:
             self._failed[row] = (stamp, fit.reason)
         else:
             self._fitted[row] = (stamp, fit)
+            self._note_best(row, fit)
+
+    def _note_best(self, row: int, fit: NodeFit) -> None:
+        if self._bounded or self._compares:
+            preference = self._preference(row, self._score(row, fit))
+            self._best = preference if self._best is None else max(self._best, preference)
 
     # --- a node was found ---------------------------------------------------------------------------------
 
     def _placement(self) -> Placement:
-        table, names = self._world.table, len(self._mask.names)
-        judged = {row: float(table.base[row]) + fit.bonus for row, (_, fit) in self._fitted.items()}
+        names = len(self._mask.names)
+        judged = {row: self._score(row, fit) for row, (_, fit) in self._fitted.items()}
         chosen = max(judged, key=lambda row: self._preference(row, judged[row]))
-        fits, scores = len(judged), judged
+        fits = len(judged)
         exact = names <= ALL_FITTED
-        if not self._judge_all:
-            maybe = self._masked.copy()
-            maybe[list(self._failed)] = False
+        if self._judge_all:
+            shown = self._best_of(judged, fits if exact else SCORES_SHOWN)
+        else:
+            maybe = self._masked
+            if self._failed:
+                maybe = maybe.copy()
+                maybe[list(self._failed)] = False
             fits = int(np.count_nonzero(maybe))
-            scores = {**self._base_scores(maybe), **judged}
-        ordered = sorted(scores, key=lambda row: self._preference(row, scores[row]))
-        if not exact:
-            ordered = ordered[-SCORES_SHOWN:]
-        shown = tuple((self._node(row).name, scores[row]) for row in ordered)
+            shown = self._best_of_many(maybe, judged, fits if exact else SCORES_SHOWN)
         node = self._node(chosen)
         message = success_message(node.name, names - fits, fits, shown, exact=exact)
         reservation = self._reserve(self._request, node, self._fitted[chosen][1], self._now)
         return Placement(reservation, message, names - fits, fits, shown, exact)
 
-    def _base_scores(self, rows: BoolArray) -> dict[int, float]:
-        """Scores of the best of these rows, as many as an event shows at most."""
-        found = np.flatnonzero(rows)
-        base = self._world.table.base
-        if len(found) > max(ALL_FITTED, SCORES_SHOWN):
-            scores = base[found] if self._spread else -base[found]
-            found = found[np.argpartition(scores, SCORES_SHOWN)[:SCORES_SHOWN]]
-        return {row: float(base[row]) for row in found.tolist()}
+    def _best_of(self, scores: Mapping[int, float], most: int) -> Shown:
+        """The best of these rows, as many as an event shows at most: worst first, best last."""
+        ordered = sorted(scores, key=lambda row: self._preference(row, scores[row]))
+        return tuple((self._node(row).name, scores[row]) for row in ordered[-most:])
 
-    def _preference(self, row: int, score: float) -> tuple[float, int, int]:
+    def _best_of_many(self, rows: BoolArray, judged: Mapping[int, float], most: int) -> Shown:
+        """The same of all these rows, those judged among them; the score of another is what it can reach."""
+        looked_at = most
+        if not self._ranked and np.count_nonzero(rows) <= max(ALL_FITTED, SCORES_SHOWN):
+            looked_at = len(rows)
+        if rows is self._masked and looked_at <= len(self._top):
+            best = self._top[:looked_at][::-1]
+        else:
+            best = self._best_rows(rows, looked_at)[::-1]
+        scores = self._reach[best].tolist()
+        if not self._ranked:
+            return self._best_of({**dict(zip(best, scores, strict=True)), **judged}, most)
+        by_row = self._world.table.by_row
+        names = [node.name for row in best if (node := by_row[row]) is not None]
+        return tuple(zip(names, scores, strict=True))
+
+    def _score(self, row: int, fit: NodeFit) -> float:
+        if self._growth_decides:
+            return self._growth_score(row, fit)
+        return _score(self._world.table.base[row], fit.bonus)
+
+    def _growth_score(self, row: int, fit: NodeFit) -> float:
+        """Of a fragmentation-aware pod; what the vectors found, unless the exact fit may differ."""
+        if not (self._compares or self._judge_all):
+            return float(self._scores[row])
+        known = self._grown.get(row)
+        if known is not None:
+            return known
+        node, fragmentation = self._node(row), self._world.fragmentation
+        growth = self._estimated_growth(node, fit)
+        if growth is None:
+            assert fit.allocations is not None
+            after = cards_with(node, self._request, fit.allocations)
+            growth = fragmentation.node_growth(node, self._request, after)
+        self._grown[row] = score = fragmentation.score(node, self._request, growth) + fit.bonus
+        return score
+
+    def _estimated_growth(self, node: Node, fit: NodeFit) -> float | None:
+        """Growth by the cards of a fit, from what was worked out for all nodes; None where it was not."""
+        if not self._estimated or self._simple is None or fit.allocations is None:
+            return None
+        word = self._simple[0].type
+        there = node.vendors[word]
+        devices = (device for slot in fit.allocations[word] for device in slot)
+        return self._estimates.growth_of(there, [there.position[device.uuid] for device in devices])
+
+    def _preference(self, row: int, score: float) -> tuple[float, int]:
         """Sort key, best last: score by policy, then fewer cards, then name order (D2)."""
-        table = self._world.table
-        return (-score if self._spread else score, -int(table.card_counts[row]), -int(table.rank()[row]))
+        return (-score if self._spread else score, int(self._world.table.ties()[row]))
 
     def _node(self, row: int) -> Node:
         node = self._world.table.by_row[row]
@@ -290,3 +397,8 @@ class Search:
         return NoFit(
             failed, {**unresolvable, **dict.fromkeys(self._mask.unregistered, UNREGISTERED)}, self._version
         )
+
+
+def _score(base: float, bonus: float) -> float:
+    """A node's score, added in single precision as the base is (`Sums.base_score`)."""
+    return float(np.float32(base) + np.float32(bonus))

@@ -11,6 +11,7 @@ thread, one loop; no call leaves the state half changed. Typical use by the HTTP
     # Placement: reserved in the same step as the choice; NoFit: reasons of the newest version
 """
 
+import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,22 +32,26 @@ from hami.scheduler.core.answers import (
     ReservationPhase,
     Simulated,
 )
+from hami.scheduler.core.closed import closed_by, closed_on
+from hami.scheduler.core.hosts import HostCharge, need_of
 from hami.scheduler.core.inventory import Inventory, fingerprint_of
 from hami.scheduler.core.masks import Mask, MaskCache, may_fit
 from hami.scheduler.core.nodes import Node, facts_of
 from hami.scheduler.core.placement import NodeFit, fit_node, outgrown
-from hami.scheduler.core.pods import Charge, PodFacts, read_pod
+from hami.scheduler.core.pods import Charge, PodFacts, PodReader, shape_of
+from hami.scheduler.core.quota_room import shortage
 from hami.scheduler.core.registration import Registry, RegistryMemory, Seen
-from hami.scheduler.core.requests import effective_amount, parse_pod
+from hami.scheduler.core.requests import parse_pod
 from hami.scheduler.core.reservations import charge_of, make_reservation
 from hami.scheduler.core.search import FitMemo, Search
 from hami.scheduler.core.simulate import Simulation
 from hami.scheduler.core.world import World
 from hami.vendors.engine import card_healthy
-from hami.vendors.types import ContainerRequest, InventoryView, NodeView, VendorProfile
+from hami.vendors.types import InventoryView, NodeView, VendorProfile
 
 __all__ = ["ClusterState", "Mask", "Search", "Simulated", "Simulation"]
 
+_NO_OUTCOME = PodOutcome()
 _TRIAL_FITS = 8
 _OPEN_SEARCHES = 256
 
@@ -85,6 +90,7 @@ class ClusterState:
         self._timeout = reservation_timeout
         self._world = World(self._profiles)
         self._registry = Registry(self._profiles)
+        self._reader = PodReader(self._profiles)
         self._pods: dict[str, PodFacts] = {}
         self._quotas: dict[tuple[str, str], views.ResourceQuota] = {}
         self._open: dict[str, tuple[Reservation, Charge]] = {}
@@ -128,30 +134,38 @@ class ClusterState:
         """Take over a pod as it is now (scheduler.md §4.1, §4.3). Idempotent."""
         if pod.is_finished:
             return replace(self.delete_pod(pod.uid), notices=())
-        reading = read_pod(pod, self._profiles)
+        uid, node = pod.uid, sys.intern(pod.node_name)
+        shape = shape_of(pod)
+        reading = self._reader.read(pod, shape)
+        host = HostCharge(node, need_of(pod, shape)) if node else None
         if reading.facts is None:
-            self._pods.pop(pod.uid, None)
+            self._pods.pop(uid, None)
         else:
-            self._pods[pod.uid] = reading.facts
-        open_ = self._open.get(pod.uid)
+            if host is not None and uid not in self._pods:
+                allocations = reading.facts.charge.allocations
+                self._world.fragmentation.mix.note_placed(uid, allocations, host.amount)
+            self._pods[uid] = reading.facts
+        open_ = self._open.get(uid)
+        if host is not None or open_ is None:
+            self._world.set_host_charge(uid, host)
         missing: Mapping[str, str] = {}
-        closed = open_ is not None and bool(pod.node_name)
+        closed = open_ is not None and bool(node)
         if open_ is not None and closed:
-            del self._open[pod.uid]
-            if pod.node_name == open_[0].node:
+            del self._open[uid]
+            if node == open_[0].node:
                 missing = {key: text for key, text in open_[0].labels.items() if key not in pod.labels}
-        if pod.node_name:
-            self._close_search(
-                pod.uid, f"pod {pod.namespace}/{pod.name} is already bound to node {pod.node_name}"
-            )
-        self._sync(pod.uid)
-        return PodOutcome(reading.notices, closed, missing)
+        if node and uid in self._searches:
+            self._close_search(uid, f"pod {pod.namespace}/{pod.name} is already bound to node {node}")
+        self._sync(uid)
+        notices = (*reading.notices, *closed_by(self._world, uid))
+        return PodOutcome(notices, closed, missing) if notices or closed else _NO_OUTCOME
 
     def delete_pod(self, uid: str) -> PodOutcome:
         """Forget a pod, its usage and its reservation."""
         self._pods.pop(uid, None)
         self._void.pop(uid, None)
         closed = self._open.pop(uid, None) is not None
+        self._world.set_host_charge(uid, None)
         self._close_search(uid, "the pod was deleted or has ended while it was being placed")
         self._sync(uid)
         return PodOutcome(closed=closed)
@@ -203,6 +217,7 @@ class ClusterState:
         if facts is not None:
             self._void[uid] = facts.decision
         self.release(uid)
+        self._world.fragmentation.mix.note_request(self._profiles, request.info, request.slots, request.host)
         search = Search(self._world, self._memo, request, mask, now, self._reserve)
         self._searches = {other: one for other, one in self._searches.items() if one.open}
         self._searches[uid] = search
@@ -223,14 +238,11 @@ class ClusterState:
         table = self._world.table
         alive = may_fit(table, self._profiles, request)
         quotas = self._world.quotas(request.info.namespace, request.vendors)
-        for _ in range(_TRIAL_FITS):
-            row = table.best(alive, lowest=request.node_policy == "spread")
-            node = table.by_row[row] if row >= 0 else None
-            if node is None:
-                return False
-            if fit_node(node, request, quotas).allocations is not None:
+        for row in table.ranking(lowest=request.node_policy == "spread").among(alive, _TRIAL_FITS):
+            node = table.by_row[row]
+            assert node is not None
+            if fit_node(node, request, quotas, self._world.fragmentation).allocations is not None:
                 return True
-            alive[row] = False
         return False
 
     def simulate(self, request: PodRequest, nodes: Sequence[views.Node]) -> Simulation:
@@ -248,19 +260,7 @@ class ClusterState:
 
     def quota_shortage(self, request: PodRequest) -> str:
         """What `quota_allows` misses, in words; "": nothing. Amounts in recorded units (memory: MiB)."""
-        for word in request.vendors:
-            profile = self._profiles[word]
-            left = self._world.quota.view(request.info.namespace, profile)
-            uses = [self._admission_use(profile, slot.get(word)) for slot in request.slots]
-            for position, room in enumerate((left.mem_left, left.cores_left)):
-                need = effective_amount(request.info.shape, (use[position] for use in uses))
-                if need and room is not None and need > room:
-                    resource = (profile.names.memory, profile.names.cores)[position]
-                    return (
-                        f"{resource}: {need} asked, {max(room, 0)} left of the quota limits.{resource} "
-                        f"in namespace {request.info.namespace}"
-                    )
-        return ""
+        return shortage(self._world, self._inventory, request)
 
     # --- reservations -------------------------------------------------------------------------------------
 
@@ -281,6 +281,8 @@ class ClusterState:
     def release(self, uid: str) -> Reservation | None:
         """Drop the pod's reservation, whatever its phase, and return it. No-op without one."""
         found = self._open.pop(uid, None)
+        if found is not None:
+            self._world.set_host_charge(uid, None)
         self._sync(uid)
         return None if found is None else found[0]
 
@@ -394,6 +396,38 @@ class ClusterState:
         """Every namespace and resource with a limit or some use."""
         return self._world.quota.usage()
 
+    # --- other profiles -----------------------------------------------------------------------------------
+
+    def successor(self, profiles: Sequence[VendorProfile]) -> "ClusterState":
+        """A state with these profiles (of all the vendors here at least) that knows nothing yet but the
+        handshakes: feed it every object there is, then let this one `take_over` from it."""
+        made = ClusterState(
+            profiles,
+            node_policy=self._node_policy,
+            card_policy=self._card_policy,
+            node_selector=self._selector,
+            reservation_timeout=self._timeout,
+        )
+        made._registry.adopt(self._registry.memory())
+        return made
+
+    def take_over(self, made: "ClusterState") -> None:
+        """Go on with the profiles of a `successor` that was fed the same objects, and what it made of them.
+
+        Open reservations and voided decisions stay; searches under way are closed. Requests parsed before
+        must not be used any more.
+        """
+        for uid in list(self._searches):
+            self._close_search(uid, "the device config has changed while the pod was being placed")
+        made._world.version += self._world.version + 1
+        made._world.freed += self._world.freed + 1
+        self._profiles, self._resources = made._profiles, made._resources
+        self._world, self._inventory = made._world, made._inventory
+        self._registry, self._reader = made._registry, made._reader
+        self._pods, self._quotas = made._pods, made._quotas
+        self._masks, self._memo = made._masks, made._memo
+        self._book_memory()
+
     # --- the property "incremental equals rebuilt" (D30) --------------------------------------------------
 
     def memory(self) -> Memory:
@@ -405,8 +439,7 @@ class ClusterState:
         self._open = dict(memory.open)
         self._void = dict(memory.void)
         self._registry.adopt(memory.handshakes)
-        for uid in self._open:
-            self._sync(uid)
+        self._book_memory()
 
     def fingerprint(self) -> Hashable:
         """All that decisions depend on, comparable between states."""
@@ -414,11 +447,18 @@ class ClusterState:
         return (
             fingerprint_of(self._world.table),
             repr(sorted(charges.items())),
+            tuple((name, node.host_left) for name, node in sorted(self._world.table.by_name.items())),
             tuple(self.quota_usage()),
             tuple(sorted((uid, one.node, one.phase.value) for uid, (one, _) in self._open.items())),
         )
 
     # --- inside -------------------------------------------------------------------------------------------
+
+    def _book_memory(self) -> None:
+        for uid, (reservation, _) in self._open.items():
+            self._world.set_host_charge(uid, HostCharge(reservation.node, reservation.host))
+        for uid in {*self._open, *self._void}:
+            self._sync(uid)
 
     def _sync(self, uid: str) -> None:
         open_, facts = self._open.get(uid), self._pods.get(uid)
@@ -432,11 +472,13 @@ class ClusterState:
     def _applied(self, seen: Seen) -> NodeOutcome:
         for facts, devices in seen.changed:
             self._world.set_node(facts, devices)
-        return seen.outcome
+        closed = tuple(one for facts, _ in seen.changed for one in closed_on(self._world, facts.name))
+        return replace(seen.outcome, notices=seen.outcome.notices + closed) if closed else seen.outcome
 
     def _reserve(self, request: PodRequest, node: Node, fit: NodeFit, now: float) -> Reservation:
         reservation = make_reservation(self._profiles, request, node, fit, now)
         self._open[reservation.uid] = (reservation, charge_of(self._profiles, request, reservation))
+        self._world.set_host_charge(reservation.uid, HostCharge(node.name, request.host))
         self._sync(reservation.uid)
         return reservation
 
@@ -454,13 +496,6 @@ class ClusterState:
         search = self._searches.pop(uid, None)
         if search is not None:
             search.close(why)
-
-    def _admission_use(self, profile: VendorProfile, wanted: ContainerRequest | None) -> tuple[int, int]:
-        if wanted is None:
-            return 0, 0
-        if profile.hooks.admission_use is not None:
-            return profile.hooks.admission_use(wanted, self._inventory)
-        return wanted.memreq * wanted.nums, wanted.cores * wanted.nums
 
 
 def _expires(reservation: Reservation) -> bool:

@@ -2,22 +2,31 @@
 changed."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Final
+
+import msgspec
 
 from hami.protocol import views
+from hami.scheduler.core.growth import Fragmentation
+from hami.scheduler.core.hosts import HostBook, HostCharge
+from hami.scheduler.core.mix import RequestMix
 from hami.scheduler.core.nodes import Node, NodeFacts, NodeTable
 from hami.scheduler.core.pods import Charge
 from hami.scheduler.core.quota import QuotaBook
+from hami.scheduler.core.reach import Reach
 from hami.vendors.types import UNLIMITED, DeviceInfo, QuotaView, VendorProfile
 from hami.vendors.usage import quota_use
 
+_NO_TOTALS: Final[Mapping[str, int]] = MappingProxyType({})
 
-@dataclass(slots=True)
-class _Booked:
-    """A charge in force, and the quota amounts booked for it (vendor -> MiB, cores)."""
+
+class _Booked(msgspec.Struct, gc=False):
+    """A charge in force, and the quota amounts booked for it (vendor, MiB, cores)."""
 
     charge: Charge
-    quota: dict[str, tuple[int, int]]
+    quota: tuple[tuple[str, int, int], ...]
 
 
 class World:
@@ -27,10 +36,13 @@ class World:
         self.profiles = profiles
         self.table = NodeTable(profiles)
         self.quota = QuotaBook(profiles.values())
+        self.hosts = HostBook()
+        self.fragmentation = Fragmentation(self.table, RequestMix())
+        self.reach = Reach(self.table, profiles)
         self.version = 0  # grows with every change a decision could see
         self.freed = 0  # grows when capacity is freed or added
         self._booked: dict[str, _Booked] = {}
-        self._by_node: dict[str, set[str]] = {}
+        self._by_node: dict[str, list[str]] = {}  # node -> uids of the pods booked there
 
     # --- charges ------------------------------------------------------------------------------------------
 
@@ -58,8 +70,12 @@ class World:
             self._book(charge)
 
     def _book(self, charge: Charge) -> None:
-        self._booked[charge.uid] = booked = _Booked(charge, {})
-        self._by_node.setdefault(charge.node, set()).add(charge.uid)
+        self._booked[charge.uid] = booked = _Booked(charge, ())
+        uids = self._by_node.get(charge.node)
+        if uids is None:
+            self._by_node[charge.node] = [charge.uid]
+        else:
+            uids.append(charge.uid)
         node = self.table.by_name.get(charge.node)
         if node is not None:
             self._put(node, charge)
@@ -69,7 +85,7 @@ class World:
         charge = booked.charge
         del self._booked[charge.uid]
         uids = self._by_node[charge.node]
-        uids.discard(charge.uid)
+        uids.remove(charge.uid)
         if not uids:
             del self._by_node[charge.node]
         node = self.table.by_name.get(charge.node)
@@ -85,18 +101,22 @@ class World:
             self.table.add_usage(node, word, usages, holder, self.version)
 
     def _book_quota(self, booked: _Booked, node: Node | None) -> None:
+        amounts = []
         for word, usages in booked.charge.effective.items():
             profile = self.profiles[word]
             there = node.vendors.get(word) if node is not None else None
-            totals = {} if there is None else {info.id: info.devcore for info in there.infos}
+            totals = _NO_TOTALS
+            if there is not None and profile.hooks.quota_use is not None:
+                totals = {info.id: info.devcore for info in there.infos}
             mem, cores = quota_use(profile, usages, totals)
-            booked.quota[word] = (mem, cores)
+            amounts.append((word, mem, cores))
             self.quota.book(booked.charge.namespace, profile, mem, cores)
+        booked.quota = _shared(tuple(amounts))
 
     def _unbook_quota(self, booked: _Booked) -> None:
-        for word, (mem, cores) in booked.quota.items():
+        for word, mem, cores in booked.quota:
             self.quota.book(booked.charge.namespace, self.profiles[word], -mem, -cores)
-        booked.quota = {}
+        booked.quota = ()
 
     # --- nodes --------------------------------------------------------------------------------------------
 
@@ -109,6 +129,7 @@ class World:
         self.version += 1
         self.freed += 1
         node = self.table.register(facts, devices, self.version)
+        self.table.set_host_used(node, self.hosts.used(facts.name))
         for uid in sorted(self._by_node.get(facts.name, ())):
             booked = self._booked[uid]
             self._put(node, booked.charge)
@@ -126,6 +147,13 @@ class World:
             self._unbook_quota(booked)
             self._book_quota(booked, None)
 
+    def set_host_charge(self, uid: str, charge: HostCharge | None) -> None:
+        """Make `charge` (None: nothing) what the pod holds of a node's CPU and memory."""
+        for name in self.hosts.set(uid, charge):
+            node = self.table.by_name.get(name)
+            if node is not None:
+                self.table.set_host_used(node, self.hosts.used(name))
+
     # --- quota --------------------------------------------------------------------------------------------
 
     def set_quota(self, quota: views.ResourceQuota) -> None:
@@ -142,3 +170,9 @@ class World:
         """What the namespace has left of these vendors; vendors without a limit are left out."""
         left = {word: self.quota.view(namespace, self.profiles[word]) for word in words}
         return {word: view for word, view in left.items() if view != UNLIMITED}
+
+
+@lru_cache(maxsize=4096)
+def _shared(amounts: tuple[tuple[str, int, int], ...]) -> tuple[tuple[str, int, int], ...]:
+    """One object for the many pods that use the same."""
+    return amounts

@@ -6,60 +6,55 @@ import asyncio
 import gc
 import logging
 import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from hami.kube.bugs import BugLog
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
-from hami.kube.events import EventRecorder
+from hami.kube.events import EventRecorder, ObjectRef
 from hami.protocol.durations import format_duration
 from hami.scheduler.core.state import ClusterState
+from hami.scheduler.edge.alarms import alarm_counters, certificate_counter
+from hami.scheduler.edge.background import kept_up, vital
 from hami.scheduler.edge.binder import Binder, BinderSettings
+from hami.scheduler.edge.counters import config_counters, process_counters
+from hami.scheduler.edge.device_config import DeviceConfigFile
 from hami.scheduler.edge.events import SchedulerEvents
 from hami.scheduler.edge.extender import Extender
 from hami.scheduler.edge.handshakes import MetadataWriter
 from hami.scheduler.edge.informers import Informers, NodeEvents, PodEvents, QuotaEvents, run_timers
 from hami.scheduler.edge.leader import Leadership, SyncGate, keep_gate
-from hami.scheduler.edge.metrics import Counter, Metrics
+from hami.scheduler.edge.metrics import Metrics
 from hami.scheduler.edge.node_locks import NodeLocks
 from hami.scheduler.edge.orphans import Orphans
 from hami.scheduler.edge.pending import PendingPods
 from hami.scheduler.edge.profiling import profiling_routes
+from hami.scheduler.edge.reload import ConfigReload, Feed
 from hami.scheduler.edge.roles import keep_role_labels
 from hami.scheduler.edge.routes import metrics_routes, scheduler_routes
-from hami.scheduler.edge.self_tls import SelfManagedTls
 from hami.scheduler.edge.server import listen, serve
-from hami.scheduler.edge.settings import SchedulerSettings, SettingsError
+from hami.scheduler.edge.settings import SchedulerSettings
 from hami.scheduler.edge.timing import Timings
 from hami.scheduler.edge.tls import ReloadingTls
 from hami.scheduler.edge.webhook import Webhook, WebhookSettings
-from hami.vendors.config import ConfigError, load_profiles, parse_config
 from hami.vendors.types import VendorProfile
+
+if TYPE_CHECKING:
+    from hami.scheduler.edge.self_tls import SelfManagedTls
 
 _IDLE_COLLECT_S = 300.0
 _FLUSH_S = 2.0
 _YOUNG_S = 60.0  # as long as an API server works on a request
 
+_Work = Callable[[], Awaitable[None]]
+
 log = logging.getLogger(__name__)
-
-
-def read_profiles(path: Path, *, enable_ascend: bool, enable_iluvatar: bool) -> tuple[VendorProfile, ...]:
-    """The vendors of a device config file; raises ``SettingsError``, which names the file."""
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise SettingsError(f"--device-config-file {path}: {error.strerror or error}") from error
-    try:
-        config = parse_config(text)
-    except ConfigError as error:
-        raise SettingsError(f"--device-config-file {path}: {error}") from error
-    for warning in config.warnings:
-        log.warning("config.warning", extra={"file": str(path), "text": warning})
-    return load_profiles(config, enable_ascend=enable_ascend, enable_iluvatar=enable_iluvatar)
 
 
 @dataclass(slots=True)
@@ -83,12 +78,23 @@ class Scheduler:
     metrics: Metrics
     ports: dict[str, int] = field(default_factory=dict)  # listener -> port, once it listens
     tls: ReloadingTls | None = None
+    config: ConfigReload | None = None
+    bugs: BugLog = field(default_factory=lambda: BugLog(log))
+    outlived: bool = False  # a state that was frozen has been replaced
 
     @classmethod
     def build(
-        cls, settings: SchedulerSettings, profiles: tuple[VendorProfile, ...], client: Client
+        cls,
+        settings: SchedulerSettings,
+        profiles: tuple[VendorProfile, ...],
+        client: Client,
+        events_client: Client | None = None,
+        source: DeviceConfigFile | None = None,
     ) -> Scheduler:
-        """Wire the parts; nothing runs yet."""
+        """Wire the parts; nothing runs yet. ``events_client`` keeps events from using up the request rate of
+        Bindings; without one they share ``client``. Changes of ``source``, where the profiles come from, are
+        followed; without one they stay as they are.
+        """
         state = ClusterState(
             profiles,
             node_policy=settings.node_policy,
@@ -98,7 +104,8 @@ class Scheduler:
         )
         leadership = Leadership(settings.hostname, electing=settings.lease is not None)
         gate = SyncGate()
-        recorder = EventRecorder(client, settings.scheduler_name or "hami-scheduler", settings.hostname)
+        component = settings.scheduler_name or "hami-scheduler"
+        recorder = EventRecorder(events_client or client, component, settings.hostname)
         events = SchedulerEvents(recorder)
         writer = MetadataWriter(client, leadership)
         pending = PendingPods(client, state, leadership)
@@ -110,13 +117,16 @@ class Scheduler:
         )
         nodes = NodeEvents(state, leadership, events, writer, locks)
         pods = PodEvents(state, leadership, events, writer, pending)
-        informers = Informers(client, leadership, pods, nodes, QuotaEvents(state), settings.lease)
+        bugs = BugLog(log)
+        informers = Informers(client, leadership, pods, nodes, QuotaEvents(state), settings.lease, bugs)
 
         async def catch_up(node: str) -> None:
             if gate.opened_within(_YOUNG_S):  # a Binding of whoever decided before us may land this late
                 await informers.read_pods_of(node)
 
-        binder = Binder(client, state, leadership, locks, events, binder_settings, catch_up=catch_up)
+        binder = Binder(
+            client, state, leadership, locks, events, binder_settings, catch_up=catch_up, bugs=bugs
+        )
         timings = Timings()
         extender = Extender(
             state, gate, binder, events, pending, timings, max_body_bytes=settings.max_request_bytes
@@ -125,7 +135,13 @@ class Scheduler:
             settings.scheduler_name, settings.force_overwrite, settings.privileged
         )
         webhook = Webhook(state, profiles, webhook_settings)
-        counters = _counters(state, gate, leadership, pending, writer, recorder, informers)
+        counters = process_counters(state, gate, leadership, pending, writer, recorder, informers, bugs)
+        counters += alarm_counters(events, locks)
+        config = None
+        if source is not None:
+            pod = ObjectRef("Pod", settings.pod_name, settings.pod_namespace) if settings.pod_name else None
+            config = ConfigReload(source, recorder, pod)
+            counters += config_counters(config)
         metrics = Metrics(state, timings, legacy=settings.legacy_metrics, counters=counters)
         return cls(
             settings,
@@ -143,7 +159,28 @@ class Scheduler:
             extender,
             webhook,
             metrics,
+            config=config,
+            bugs=bugs,
         )
+
+    async def reconfigure(self, profiles: tuple[VendorProfile, ...]) -> None:
+        """Go over to other profiles of the same vendors, or more; raises ``ReloadError``, and then nothing
+        has changed."""
+        await self.informers.synced()
+        log.info("config.taking_up", extra={"vendors": [one.common_word for one in profiles]})
+        made = self.state.successor(profiles)
+        feed = Feed(self.informers, made)
+        try:
+            await feed.until_complete()
+            # from here to the end nothing else runs
+            self.state.take_over(made)
+        finally:
+            feed.stop()
+        self.webhook.use(profiles)
+        self.binder.use_profiles()
+        self.pending.config_changed()
+        self.nodes.leading()
+        self.outlived = True
 
     async def run(self, stop: asyncio.Event) -> None:
         """Listen, follow the cluster and answer until ``stop`` is set.
@@ -156,13 +193,14 @@ class Scheduler:
             main = stack.enter_context(listen(settings.http_bind))
             metrics = stack.enter_context(listen(settings.metrics_bind_address))
             self.ports = {"extender": main.getsockname()[1], "metrics": metrics.getsockname()[1]}
-            extra = []
+            extra: list[tuple[str, _Work]] = []
             if settings.tls_secret is not None:
                 folder = Path(stack.enter_context(TemporaryDirectory(prefix="hami-tls-")))
                 managed = self._managed_tls(settings.tls_secret, folder)
-                await managed.prepare()
+                if not await _done_before(stop, managed.prepare()):
+                    return
                 self.tls = ReloadingTls(managed.certificate_path, managed.key_path)
-                extra.append(managed.run())
+                extra.append(("self-managed TLS", managed.run))
             elif settings.cert_file is not None and settings.key_file is not None:
                 self.tls = ReloadingTls(settings.cert_file, settings.key_file)
             gets = profiling_routes() if settings.profiling else {}
@@ -172,18 +210,31 @@ class Scheduler:
                 gets,
                 settings.max_request_bytes,
                 remote_extender=settings.remote_extender,
+                bugs=self.bugs,
             )
-            servers = [
-                asyncio.create_task(serve(metrics_routes(self.metrics), metrics, None, "metrics")),
-                asyncio.create_task(serve(routes, main, self.tls.context if self.tls else None, "extender")),
-            ]
-            background = [asyncio.create_task(work) for work in (*self._background(), *extra)]
             if self.tls is not None:
-                background.append(asyncio.create_task(self.tls.run()))
+                self.metrics.add(certificate_counter(self.tls))
+                extra.append(("certificate", self.tls.run))
+            context = self.tls.context if self.tls else None
+            serving = {
+                "metrics": serve(metrics_routes(self.metrics, self.bugs), metrics, None, "metrics"),
+                "extender": serve(routes, main, context, "extender"),
+            }
+            servers = [
+                asyncio.create_task(vital(name, work, self.bugs), name=name) for name, work in serving.items()
+            ]
+            background = [
+                asyncio.create_task(vital("informers", self.informers.run(), self.bugs), name="informers"),
+                *(
+                    asyncio.create_task(kept_up(name, work, self.bugs), name=name)
+                    for name, work in (*self._background(), *extra)
+                ),
+            ]
             stopping = asyncio.create_task(stop.wait())
             try:
                 await asyncio.wait({*servers, *background, stopping}, return_when=asyncio.FIRST_COMPLETED)
             finally:
+                self.binder.end()
                 await _cancel([*servers, stopping])
                 await self.binder.close()
                 await self.recorder.flush(_FLUSH_S)
@@ -193,28 +244,32 @@ class Scheduler:
                     task.result()
 
     def _managed_tls(self, secret: tuple[str, str], folder: Path) -> SelfManagedTls:
+        # imported here: only this needs the package cryptography
+        from hami.scheduler.edge.self_tls import SelfManagedTls
+
         settings = self.settings
         return SelfManagedTls(
             self.client, self.leadership, secret, settings.webhook_configuration, settings.tls_hosts, folder
         )
 
-    def _background(self) -> list[Coroutine[Any, Any, None]]:
+    def _background(self) -> list[tuple[str, _Work]]:
         settings = self.settings
         timeout_text = format_duration(settings.reservation_timeout_s)
-        work: list[Coroutine[Any, Any, None]] = [
-            self.recorder.run(),
-            self.writer.run(),
-            self.informers.run(),
-            self.pending.run(),
-            Orphans(self.client, self.state, self.informers.pods).run(),
-            run_timers(self.state, self.nodes, self.events, self.leadership, timeout_text),
-            keep_gate(self.leadership, self.gate, self._catch_up, self._on_lost),
-            self._collect_garbage(),
+        timers = partial(run_timers, self.state, self.nodes, self.events, self.leadership, timeout_text)
+        work: list[tuple[str, _Work]] = [
+            ("events", self.recorder.run),
+            ("handshakes and labels", self.writer.run),
+            ("pending pods", self.pending.run),
+            ("orphaned reservations", Orphans(self.client, self.state, self.informers.pods).run),
+            ("timers", timers),
+            ("gate", partial(keep_gate, self.leadership, self.gate, self._catch_up, self._on_lost)),
+            ("garbage", self._collect_garbage),
         ]
+        if self.config is not None:
+            work.append(("device config", partial(self.config.run, self.reconfigure)))
         if settings.lease is not None and settings.pod_name and settings.pod_namespace:
-            work.append(
-                keep_role_labels(self.client, self.leadership, settings.pod_namespace, settings.pod_name)
-            )
+            own = (settings.pod_namespace, settings.pod_name)
+            work.append(("role labels", partial(keep_role_labels, self.client, self.leadership, *own)))
         return work
 
     async def _catch_up(self) -> None:
@@ -229,18 +284,31 @@ class Scheduler:
 
     async def _collect_garbage(self) -> None:
         """Freeze what the first sync has built; full collections only while nothing is being answered."""
-        await self.informers.synced()
+        gc.set_threshold(50_000, 50, 1_000_000)
+        synced = asyncio.ensure_future(self.informers.synced())
+        try:
+            while not (await asyncio.wait({synced}, timeout=_IDLE_COLLECT_S))[0]:
+                gc.collect()
+        finally:
+            synced.cancel()
         gc.collect()
         gc.freeze()
-        gc.set_threshold(50_000, 50, 1_000_000)
         while True:
             await asyncio.sleep(_IDLE_COLLECT_S)
             if self.extender.in_flight == 0:
+                if self.outlived:
+                    gc.unfreeze()
                 gc.collect()
+                if self.outlived:
+                    gc.freeze()
+                    self.outlived = False
 
 
 async def run_scheduler(
-    settings: SchedulerSettings, config: ClientConfig, profiles: tuple[VendorProfile, ...]
+    settings: SchedulerSettings,
+    config: ClientConfig,
+    profiles: tuple[VendorProfile, ...],
+    source: DeviceConfigFile | None = None,
 ) -> None:
     """Run the scheduler until SIGTERM or SIGINT."""
     stop = asyncio.Event()
@@ -248,8 +316,11 @@ async def run_scheduler(
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     limits = Limits(settings.kube_qps, settings.kube_burst, settings.kube_timeout_s)
-    async with Client(config, limits, user_agent="hami-scheduler") as client:
-        await Scheduler.build(settings, profiles, client).run(stop)
+    async with (
+        Client(config, limits, user_agent="hami-scheduler") as client,
+        Client(config, limits, user_agent="hami-scheduler") as events_client,
+    ):
+        await Scheduler.build(settings, profiles, client, events_client, source).run(stop)
 
 
 async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
@@ -258,48 +329,14 @@ async def _cancel(tasks: Sequence[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _counters(
-    state: ClusterState,
-    gate: SyncGate,
-    leadership: Leadership,
-    pending: PendingPods,
-    writer: MetadataWriter,
-    recorder: EventRecorder,
-    informers: Informers,
-) -> list[Counter]:
-    return [
-        (
-            "hami_scheduler_synced",
-            "Whether this replica answers filter requests",
-            lambda: float(gate.is_open),
-        ),
-        ("hami_scheduler_leader", "Whether this replica leads", lambda: float(leadership.is_leader())),
-        (
-            "hami_scheduler_pending_pods",
-            "Pods that fitted nowhere when last tried",
-            lambda: float(len(pending)),
-        ),
-        (
-            "hami_scheduler_requeue_touches",
-            "Pods touched because they fit now",
-            lambda: float(pending.touches),
-        ),
-        ("hami_scheduler_metadata_writes", "Handshakes and labels written", lambda: float(writer.written)),
-        (
-            "hami_scheduler_metadata_failures",
-            "Handshakes and labels not written",
-            lambda: float(writer.failed),
-        ),
-        (
-            "hami_scheduler_events_dropped",
-            "Events that could not be recorded",
-            lambda: float(recorder.dropped),
-        ),
-        (
-            "hami_scheduler_doubtful_registrations",
-            "Nodes whose registered devices could not be read, or not all of them",
-            lambda: float(state.doubtful_registrations),
-        ),
-        ("hami_scheduler_cached_pods", "Pods in the cache", lambda: float(len(informers.pods))),
-        ("hami_scheduler_cached_nodes", "Nodes in the cache", lambda: float(len(informers.nodes))),
-    ]
+async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> bool:
+    """Whether the work was done before ``stop`` was set, which ends it."""
+    tasks = [asyncio.create_task(work), asyncio.create_task(stop.wait())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            await tasks[0]
+            return True
+        return False
+    finally:
+        await _cancel(tasks)

@@ -12,27 +12,35 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from hami.kube.bugs import BugLog
 from hami.kube.client import Client
 from hami.kube.errors import ApiError, Conflict, CredentialError, KubeError, NotFound, TooManyRequests
 from hami.kube.events import ObjectRef
 from hami.kube.operations import bind_pod
 from hami.kube.resources import PODS
 from hami.protocol import keys
+from hami.protocol.durations import format_duration
 from hami.protocol.errors import HamiError
 from hami.protocol.extender import ExtenderBindingArgs
 from hami.protocol.lock import LockOwner
 from hami.protocol.views import Pod, decode
 from hami.scheduler.core.answers import Reservation, ReservationPhase
 from hami.scheduler.core.state import ClusterState
+from hami.scheduler.edge.deadline import ANSWER_WITHIN_S, Deadline
 from hami.scheduler.edge.events import SchedulerEvents, pod_of
+from hami.scheduler.edge.half_allocated import HalfAllocated
 from hami.scheduler.edge.leader import Leadership
-from hami.scheduler.edge.node_locks import LockContention, LockFailed, NodeLocks
+from hami.scheduler.edge.node_locks import LockContention, LockFailed, LockKind, NodeLocks
+from hami.scheduler.edge.pod_locks import KEPT_S, PodLocks
 from hami.vendors.types import NodeView
 
 STALE = "stale bind request"
 NOT_LEADER = "not the leader"
 _SETTLE_FIRST_S, _SETTLE_CAP_S = 0.1, 30.0
+_LEAST_FIRST_S = 1.0  # for the first Binding: less, and all of them would be of unknown outcome
+_RELEASE_S = 3.0
 _NOTES = 10_000
+_MAX_ANNOTATION_BYTES = 200 << 10  # protocol.md §15; the API server takes 256 KiB with those of the user
 
 log = logging.getLogger(__name__)
 
@@ -66,11 +74,11 @@ _NOTHING_NOTED = PodNote()
 
 @dataclass(frozen=True, slots=True)
 class BinderSettings:
-    """Seconds a pod-group member waits for a locked node (0: none), and the longest answer to
-    kube-scheduler."""
+    """Seconds a pod-group member waits for a locked node (0: none), and until kube-scheduler has its
+    answer, whatever there is to wait for."""
 
     lock_retry_s: float = 28.0
-    answer_within_s: float = 25.0
+    answer_within_s: float = ANSWER_WITHIN_S
     privileged_allowed: bool = False  # privileged pods with devices are admitted; say so once they are bound
     scheduler_name: str = ""  # whose pods are bound; empty: any scheduler's
 
@@ -88,25 +96,38 @@ class Binder:
         settings: BinderSettings | None = None,
         *,
         catch_up: Callable[[str], Awaitable[None]] | None = None,
+        bugs: BugLog | None = None,
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], Any] = asyncio.sleep,
     ) -> None:
         """``catch_up`` brings what is bound to a node into the state, as far as that is needed; asked with
-        the node's lock in hand, it raises ``HamiError`` when it cannot."""
+        the node's lock in hand, it raises ``HamiError`` when it cannot. It may be cancelled."""
         self._client = client
         self._state = state
         self._leadership = leadership
-        self._locks = locks
+        self._bugs = bugs or BugLog(log)
+        self._locks = PodLocks(locks, leadership, self._bugs)
         self._events = events
         self._settings = settings or BinderSettings()
-        self._managed = {name for profile in state.profiles.values() for name in profile.names.all()}
         self._catch_up = catch_up
         self._clock = clock
         self._sleep = sleep
         self._settling: dict[str, asyncio.Task[Result]] = {}
-        self._locking: set[str] = set()  # pod uids whose node lock is being taken
-        self._acquired: dict[str, str] = {}  # pod uid -> lock text written for it, until the outcome is known
+        self._preparing: set[str] = set()  # pod uids between their bind request and their Binding
         self._notes: OrderedDict[str, PodNote] = OrderedDict()
+        self._half_done = HalfAllocated(client, state.profiles, clock)
+        self.use_profiles()
+
+    def use_profiles(self) -> None:
+        """Go by the vendors of the state as they are now."""
+        profiles = self._state.profiles
+        self._managed = {name for profile in profiles.values() for name in profile.names.all()}
+        self._consumed = {  # allocated keys that node plugins use up
+            profile.rules.allocated
+            for profile in profiles.values()
+            if profile.rules.rebuild == "longer_of_both_keys"
+        }
+        self._half_done.use(profiles)
 
     def note(self, uid: str, note: PodNote) -> None:
         """Remember what `/filter` saw of a pod that it placed."""
@@ -119,9 +140,10 @@ class Binder:
         """Answer a bind request; "" means bound."""
         if not args.pod_name or not args.pod_namespace or not args.node:
             return "extender binding args missing pod or node"
+        deadline = Deadline(self._settings.answer_within_s)
         reservation = self._state.reservation(args.pod_uid)
         if reservation is None:
-            return await self._bind_without_reservation(args)
+            return await self._bind_without_reservation(args, deadline)
         if (reservation.node, reservation.namespace, reservation.name) != (
             args.node,
             args.pod_namespace,
@@ -131,7 +153,7 @@ class Binder:
         if reservation.phase is ReservationPhase.BOUND:
             return ""
         if reservation.phase is not ReservationPhase.RESERVED:
-            return await self._answer_of_settling(reservation)
+            return await self._answer_of_settling(reservation, deadline)
         if not self._leadership.is_leader():
             self._state.binding_refused(args.pod_uid)
             return NOT_LEADER
@@ -140,25 +162,19 @@ class Binder:
             self._state.binding_refused(args.pod_uid)
             self._events.binding_failed(pod_of(reservation), f"failed to get node {args.node}")
             return f'node "{args.node}" not found'
-        if args.pod_uid in self._locking:  # two attempts would release each other's lock
+        if args.pod_uid in self._preparing:  # two attempts would release each other's lock
             return _under_way(reservation)
-        self._locking.add(args.pod_uid)
+        self._preparing.add(args.pod_uid)
         try:
-            failure = await self._lock(reservation, node)
+            failure = await self._prepare(reservation, node, deadline) or self._start(reservation, deadline)
+        except BaseException:
+            failure = "interrupted"  # whoever asked gets the exception
+            raise
         finally:
-            self._locking.discard(args.pod_uid)
-        if failure:
-            self._events.binding_failed(pod_of(reservation), failure)
-            return failure
-        if self._catch_up is not None:
-            try:
-                await self._catch_up(args.node)
-            except HamiError as error:
-                await self._release(reservation)
-                failure = f"the pods of node {args.node} cannot be read: {error}"
-                self._events.binding_failed(pod_of(reservation), failure)
-                return failure
-        return await self._send_first(reservation)
+            self._preparing.discard(args.pod_uid)
+            if failure:
+                await self._locks.give_back(reservation, deadline)
+        return failure or await self._answer_of_settling(reservation, deadline)
 
     async def settled(self, uid: str, timeout_s: float) -> bool:
         """Whether no Binding of the pod is under way or of unknown outcome, waiting up to ``timeout_s``
@@ -172,31 +188,41 @@ class Binder:
         await asyncio.wait({task}, timeout=timeout_s)
         return task.done()
 
+    def end(self) -> None:
+        """The process is about to end: nobody waits for a node lock any more."""
+        self._locks.node_locks.end()
+
     async def close(self) -> None:
-        """Stop settling (the process ends)."""
+        """Stop settling, and give back the locks of pods whose Binding was never sent (the process ends)."""
         tasks = list(self._settling.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        deadline = Deadline(_RELEASE_S)
+        while self._preparing and not deadline.has_passed:  # noqa: ASYNC110 -- whom the server has cancelled
+            await asyncio.sleep(0.01)
+        await self._locks.close(_RELEASE_S)
 
-    # --- locks ---------------------------------------------------------------------------------------------
+    # --- before the Binding --------------------------------------------------------------------------------
 
-    async def _lock(self, reservation: Reservation, node: NodeView) -> str:
-        """Take the locks this reservation needs; the reason why that failed, else ""."""
-        exact = node.annotations.get(keys.ALLOCATION_MODE) == keys.MODE_EXACT
-        needed = [
-            word for word, kind in reservation.locks if kind == "hami" and not (exact and word == keys.NVIDIA)
-        ]
-        if not needed:
-            return ""
-        owner = LockOwner(reservation.namespace, reservation.name)
+    async def _prepare(self, reservation: Reservation, node: NodeView, deadline: Deadline) -> str:
+        """All that has to be so before the Binding is sent; the reason why it is not, else ""."""
+        failure = (
+            await self._lock(reservation, node, deadline)
+            or _too_late(reservation, deadline)
+            or await self._make_sure(reservation, deadline)
+            or _too_late(reservation, deadline)
+        )
+        if failure:
+            self._events.binding_failed(pod_of(reservation), failure)
+        return failure
+
+    async def _lock(self, reservation: Reservation, node: NodeView, deadline: Deadline) -> str:
         note = self._notes.get(reservation.uid, _NOTHING_NOTED)
-        retry_s = self._settings.lock_retry_s if note.group_member else 0.0
+        longest = max(0.0, deadline.total_s - KEPT_S)
+        retry_s = min(self._settings.lock_retry_s, longest) if note.group_member else 0.0
         try:
-            if retry_s > 0:
-                acquired = await self._locks.acquire_within(reservation.node, owner, retry_s)
-            else:
-                acquired = await self._locks.acquire(reservation.node, owner)
+            await self._locks.take(reservation, _needed_locks(reservation, node), retry_s, deadline)
         except LockContention as error:
             if error.unbound is not None and not self._holds_room(error.unbound):
                 # Nobody is binding the holder: whoever was has died, and it will come back for its lock. The
@@ -204,12 +230,23 @@ class Binder:
                 self._state.binding_refused(reservation.uid)
             return str(error)
         except LockFailed as error:
-            if error.written:
-                self._acquired[reservation.uid] = error.written
-                await self._release(reservation)
             return str(error)
-        if acquired:
-            self._acquired[reservation.uid] = acquired
+        return ""
+
+    async def _make_sure(self, reservation: Reservation, deadline: Deadline) -> str:
+        """With the lock in hand: that the node is free for the pod, as far as others know."""
+        node = reservation.node
+        if other := await self._half_done.on_node(reservation, deadline.left()):
+            return f"containers of pod {other} are still being allocated on node {node}"
+        if self._catch_up is None:
+            return ""
+        try:
+            async with asyncio.timeout(deadline.left()):
+                await self._catch_up(node)
+        except HamiError as error:
+            return f"the pods of node {node} cannot be read: {error}"
+        except TimeoutError:
+            return f"the pods of node {node} were not read in time: {_too_late(reservation, deadline)}"
         return ""
 
     def _holds_room(self, pod: LockOwner) -> bool:
@@ -217,20 +254,10 @@ class Binder:
             (one.namespace, one.name) == (pod.namespace, pod.name) for one in self._state.reservations()
         )
 
-    async def _release(self, reservation: Reservation) -> None:
-        text = self._acquired.pop(reservation.uid, "")
-        if not text:
-            return
-        try:
-            await self._locks.release(
-                reservation.node, LockOwner(reservation.namespace, reservation.name), text
-            )
-        except LockFailed as error:
-            log.warning("lock.release_failed", extra={"node": reservation.node, "reason": str(error)})
-
     # --- the Binding ---------------------------------------------------------------------------------------
 
-    async def _send_first(self, reservation: Reservation) -> str:
+    def _start(self, reservation: Reservation, deadline: Deadline) -> str:
+        """Begin to send the Binding, unless something has changed while the locks were taken: the reason."""
         uid = reservation.uid
         current = self._state.reservation(uid)
         if (
@@ -238,30 +265,32 @@ class Binder:
             or current.node != reservation.node
             or current.phase is not ReservationPhase.RESERVED
         ):
-            await self._release(reservation)
             return STALE
         if not self._leadership.is_leader():
             self._state.binding_refused(uid)
-            await self._release(reservation)
             return NOT_LEADER
-        if changed := self._state.outgrown(uid):
+        size = sum(len(key) + len(text.encode()) for key, text in current.annotations.items())
+        problem = self._state.outgrown(uid)
+        if problem:
+            problem = f"{problem}, pod {_name(reservation)} will be scheduled again"
+        elif size > _MAX_ANNOTATION_BYTES:
+            problem = f"the allocation takes {size} bytes of annotations, over {_MAX_ANNOTATION_BYTES}"
+        if problem:
             self._state.binding_refused(uid)
-            await self._release(reservation)
-            text = f"{changed}, pod {_name(reservation)} will be scheduled again"
-            self._events.binding_failed(pod_of(reservation), text)
-            return text
+            self._events.binding_failed(pod_of(reservation), problem)
+            return problem
         reservation = self._state.binding_started(uid)
         annotations = reservation.binding_annotations(self._clock())
-        task = asyncio.create_task(self._drive(reservation, annotations))
+        task = asyncio.create_task(self._drive(reservation, annotations, deadline))
         self._settling[uid] = task
-        task.add_done_callback(lambda done: self._forget(uid, done))
-        return await self._answer_of_settling(reservation)
+        task.add_done_callback(lambda done: self._forget(reservation, done))
+        return ""
 
-    async def _answer_of_settling(self, reservation: Reservation) -> str:
+    async def _answer_of_settling(self, reservation: Reservation, deadline: Deadline) -> str:
         task = self._settling.get(reservation.uid)
         if task is None:
             return _under_way(reservation)
-        done, _ = await asyncio.wait({task}, timeout=self._settings.answer_within_s)
+        done, _ = await asyncio.wait({task}, timeout=deadline.left())
         if not done:
             return (
                 f"the outcome of the Binding of pod {reservation.namespace}/{reservation.name} is unknown, "
@@ -269,23 +298,28 @@ class Binder:
             )
         return task.result().text
 
-    def _forget(self, uid: str, task: asyncio.Task[Result]) -> None:
+    def _forget(self, reservation: Reservation, task: asyncio.Task[Result]) -> None:
+        uid = reservation.uid
         if self._settling.get(uid) is task:
             del self._settling[uid]
-        if not task.cancelled() and task.exception() is not None:
+        if not task.cancelled() and (error := task.exception()) is not None:
             self._state.binding_unsent(uid)  # may expire or be replaced; if it was bound, the watch will tell
-            log.error("binding.crashed", extra={"uid": uid}, exc_info=task.exception())
+            self._bugs.note("binding.crashed", error, pod=_name(reservation), node=reservation.node)
 
-    async def _drive(self, reservation: Reservation, annotations: Mapping[str, str]) -> Result:
+    async def _drive(
+        self, reservation: Reservation, annotations: Mapping[str, str], deadline: Deadline
+    ) -> Result:
         """Send the Binding until its outcome is known, and draw the consequences."""
-        result = await self._attempt(reservation, annotations, repeated=False)
+        first_s = max(_LEAST_FIRST_S, self._within(deadline))
+        result = await self._attempt(reservation, annotations, repeated=False, timeout_s=first_s)
         if result.outcome is Outcome.UNKNOWN:
             self._state.binding_unknown(reservation.uid)
             log.warning("binding.unknown", extra={"pod": _name(reservation), "reason": result.text})
             result = await self._settle(reservation, annotations)
         if result.outcome is Outcome.BOUND:
-            self._acquired.pop(reservation.uid, None)  # the lock is the plugin's from now on
+            self._locks.hand_over(reservation.uid)
             self._state.binding_confirmed(reservation.uid)
+            self._half_done.bound(reservation)
             self._events.bound(pod_of(reservation), reservation.node)
             note = self._notes.pop(reservation.uid, _NOTHING_NOTED)
             if note.privileged and self._settings.privileged_allowed:
@@ -293,7 +327,7 @@ class Binder:
             log.info("pod.bound", extra={"pod": _name(reservation), "node": reservation.node})
         else:
             self._state.binding_refused(reservation.uid)
-            await self._release(reservation)
+            await self._locks.give_back(reservation, deadline)
             self._events.binding_failed(pod_of(reservation), result.text)
             log.info("binding.refused", extra={"pod": _name(reservation), "reason": result.text})
         return result
@@ -312,7 +346,12 @@ class Binder:
                 return result
 
     async def _attempt(
-        self, reservation: Reservation, annotations: Mapping[str, str], *, repeated: bool
+        self,
+        reservation: Reservation,
+        annotations: Mapping[str, str],
+        *,
+        repeated: bool,
+        timeout_s: float | None = None,
     ) -> Result:
         try:
             await bind_pod(
@@ -323,6 +362,7 @@ class Binder:
                 node=reservation.node,
                 annotations=annotations,
                 labels=reservation.labels,
+                timeout_s=timeout_s,
             )
         except Conflict as error:
             seen = await self._look(reservation)
@@ -351,7 +391,9 @@ class Binder:
         if not pod.node_name:
             return None
         ours = all(
-            pod.annotations.get(key) == text for key, text in reservation.annotations.items() if _stays(key)
+            pod.annotations.get(key) == text
+            for key, text in reservation.annotations.items()
+            if _stays(key) and key not in self._consumed
         )
         if pod.node_name == reservation.node and ours:
             return Result(Outcome.BOUND)
@@ -359,11 +401,12 @@ class Binder:
 
     # --- without a reservation -----------------------------------------------------------------------------
 
-    async def _bind_without_reservation(self, args: ExtenderBindingArgs) -> str:
+    async def _bind_without_reservation(self, args: ExtenderBindingArgs, deadline: Deadline) -> str:
         ref = ObjectRef("Pod", args.pod_name, args.pod_namespace, args.pod_uid)
         where = f"{args.pod_namespace}/{args.pod_name}"
         try:
-            body = await self._client.request("GET", PODS.path(args.pod_namespace, args.pod_name))
+            path = PODS.path(args.pod_namespace, args.pod_name)
+            body = await self._client.request("GET", path, timeout_s=self._within(deadline))
             pod = decode(body, Pod)
             if args.pod_uid and pod.uid != args.pod_uid:
                 return STALE
@@ -379,7 +422,7 @@ class Binder:
                 return f"pod {where} is not scheduled by this scheduler"
             if not self._leadership.is_leader():
                 return NOT_LEADER
-            await self._bind_plainly(pod, args.node)
+            await self._bind_plainly(pod, args.node, self._within(deadline))
         except (HamiError, ValueError) as error:
             self._events.binding_failed(ref, str(error))
             return str(error)
@@ -395,7 +438,11 @@ class Binder:
             not self._managed.isdisjoint((*one.limits.keys(), *one.requests.keys())) for one in pod.slots
         )
 
-    async def _bind_plainly(self, pod: Pod, node: str) -> None:
+    def _within(self, deadline: Deadline) -> float:
+        """Time-out of one request to the API server."""
+        return min(self._client.limits.timeout_s, deadline.left())
+
+    async def _bind_plainly(self, pod: Pod, node: str, timeout_s: float) -> None:
         """A pod without devices (only a managed name such as the priority) gets a Binding with the `bind-`
         keys."""
         annotations = {keys.BIND_PHASE: keys.BIND_ALLOCATING, keys.BIND_TIME: str(int(self._clock()))}
@@ -407,7 +454,18 @@ class Binder:
             node=node,
             annotations=annotations,
             labels={},
+            timeout_s=timeout_s,
         )
+
+
+def _needed_locks(reservation: Reservation, node: NodeView) -> list[LockKind]:
+    """The kinds of node lock that the pod's vendors want, in ascending order of their common words."""
+    exact = node.annotations.get(keys.ALLOCATION_MODE) == keys.MODE_EXACT
+    words = {word: kind for word, kind in reservation.locks if not (exact and word == keys.NVIDIA)}
+    kinds: dict[LockKind, None] = {}
+    for _, kind in sorted(words.items()):
+        kinds["dsmlu" if kind == "dsmlu" else "hami"] = None
+    return list(kinds)
 
 
 def _stays(key: str) -> bool:
@@ -420,6 +478,12 @@ def _stays(key: str) -> bool:
 
 def _name(reservation: Reservation) -> str:
     return f"{reservation.namespace}/{reservation.name}"
+
+
+def _too_late(reservation: Reservation, deadline: Deadline) -> str:
+    if not deadline.has_passed:
+        return ""
+    return f"no Binding of pod {_name(reservation)} was sent within {format_duration(deadline.total_s)}"
 
 
 def _under_way(reservation: Reservation) -> str:

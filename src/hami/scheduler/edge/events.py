@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from hami.kube.events import EventRecorder, ObjectRef
 from hami.scheduler.core.answers import NoFit, Notice, Placement, Reservation
+from hami.scheduler.core.texts import codes
+from hami.vendors.reasons import QUOTA_NOT_FIT
 
 _SUMMARY_EVERY_S = 30.0
 _REMEMBERED = 10_000
@@ -20,6 +22,7 @@ class SchedulerEvents:
         self._recorder = recorder
         self._clock = clock
         self._failed_at: OrderedDict[str, float] = OrderedDict()
+        self.binding_failures = 0
 
     def filtering_succeeded(self, pod: ObjectRef, placement: Placement) -> None:
         """The pod has a node."""
@@ -38,6 +41,14 @@ class SchedulerEvents:
             self._failed_at.popitem(last=False)
         for message in answer.messages():
             self._recorder.record(pod, "Warning", "FilteringFailed", message)
+        texts = (*answer.failed.values(), *answer.unresolvable.values())
+        by_quota = sum(QUOTA_NOT_FIT in codes(text) for text in texts)
+        if by_quota:
+            where = f"{by_quota} of {len(texts)} nodes"
+            text = f"the quota of namespace {pod.namespace} refuses the pod on {where}"
+            self._recorder.record(
+                pod, "Warning", "FilteringFailed", f"namespace quota, not node capacity: {text}"
+            )
 
     def filtering_error(self, pod: ObjectRef, message: str) -> None:
         """The pod could not be judged."""
@@ -55,6 +66,7 @@ class SchedulerEvents:
 
     def binding_failed(self, pod: ObjectRef, message: str) -> None:
         """The pod could not be bound."""
+        self.binding_failures += 1
         self._recorder.record(pod, "Warning", "BindingFailed", message)
 
     def reservation_expired(self, reservation: Reservation, timeout: str) -> None:

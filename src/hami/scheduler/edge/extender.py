@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -26,17 +26,19 @@ from hami.protocol.extender import (
 )
 from hami.protocol.views import MAX_OBJECT_BYTES, Node, Pod, decode
 from hami.scheduler.core.answers import NoFit, Placement, PlacementError, PodRequest, Simulated
-from hami.scheduler.core.state import ClusterState, Mask
+from hami.scheduler.core.state import ClusterState
 from hami.scheduler.edge.binder import Binder, PodNote
+from hami.scheduler.edge.deadline import ANSWER_WITHIN_S, Deadline
 from hami.scheduler.edge.events import SchedulerEvents
 from hami.scheduler.edge.leader import SyncGate
 from hami.scheduler.edge.pending import PendingPods
 from hami.scheduler.edge.timing import Timings
+from hami.vendors.types import VendorProfile
 
 NOT_SYNCED = "context cancelled"
+MISSING_UID = "extender args: the pod has no metadata.uid, no devices can be reserved for it"
 _SLICE_S = 0.002
-_FITS_PER_STEP = 4
-_GATE_S = 28.0
+_FITS_PER_STEP = 1  # an exact fit of a large pod takes milliseconds: the clock is asked after each
 _SETTLE_S = 20.0
 
 log = logging.getLogger(__name__)
@@ -105,33 +107,40 @@ class Extender:
             raise ObjectError(MISSING_NODES)
         pod = decode(pod_raw, Pod)
         ref = ObjectRef("Pod", pod.name, pod.namespace, pod.uid)
+        asking = _Asking(self._state, pod_raw)
         try:
-            request = self._state.parse(decode(pod_raw, dict))
+            request = asking.request()
         except PlacementError as error:
             if nodes_raw is None:
                 self._events.filtering_error(ref, str(error))
             return encode_filter_result(ExtenderFilterResult(error=str(error)))
         if request is None:
             return _echo(nodes_raw, names_raw)
+        if nodes_raw is None and not pod.uid:
+            raise ObjectError(MISSING_UID)
         if nodes_raw is not None:
-            return await self._dry_run(request, nodes_raw, simulate=simulate)
+            return await self._dry_run(asking, nodes_raw, simulate=simulate)
         assert names_raw is not None
-        return await self._live(pod, ref, request, bytes(names_raw))
+        return await self._live(pod, ref, asking, bytes(names_raw))
 
-    async def _live(self, pod: Pod, ref: ObjectRef, request: PodRequest, names_raw: bytes) -> bytes:
-        if not await self._gate.wait(_GATE_S):
+    async def _live(self, pod: Pod, ref: ObjectRef, asking: _Asking, names_raw: bytes) -> bytes:
+        deadline = Deadline(ANSWER_WITHIN_S)
+        if not await self._gate.wait(deadline.left()):
             return encode_filter_result(ExtenderFilterResult(error=NOT_SYNCED))
-        if not await self._binder.settled(pod.uid, _SETTLE_S):
+        if not await self._binder.settled(pod.uid, min(_SETTLE_S, deadline.left())):
             text = f"the outcome of an earlier Binding of pod {pod.namespace}/{pod.name} is unknown"
             return encode_filter_result(ExtenderFilterResult(error=text))
-        mask = self._state.candidates_json(names_raw)
-        answer = await self._search(request, mask)
+        answer = await self._search(asking, names_raw)
+        if answer is None:
+            return _echo(None, msgspec.Raw(names_raw))
         if isinstance(answer, PlacementError):
             self._events.filtering_error(ref, str(answer))
             return encode_filter_result(ExtenderFilterResult(error=str(answer)))
         if isinstance(answer, NoFit):
             self._events.filtering_failed(ref, answer)
-            self._pending.rejected(request)
+            request = asking.request()
+            if request is not None:
+                self._pending.rejected(request)
             return encode_filter_result(
                 ExtenderFilterResult(
                     failed_nodes=answer.failed or None,
@@ -143,9 +152,22 @@ class Extender:
         self._events.filtering_succeeded(ref, answer)
         return encode_filter_result(ExtenderFilterResult(node_names=(answer.node,)))
 
-    async def _search(self, request: PodRequest, mask: Mask) -> Placement | NoFit | PlacementError:
+    async def _search(self, asking: _Asking, names_raw: bytes) -> Placement | NoFit | PlacementError | None:
+        """The decision, made under one device config; None: under it the pod asks for nothing."""
+        while True:
+            answer = await self._search_once(asking, names_raw)
+            if not isinstance(answer, PlacementError) or not asking.is_outdated:
+                return answer
+
+    async def _search_once(
+        self, asking: _Asking, names_raw: bytes
+    ) -> Placement | NoFit | PlacementError | None:
         started = time.perf_counter()
         try:
+            request = asking.request()
+            if request is None:
+                return None
+            mask = self._state.candidates_json(names_raw)
             search = self._state.search(request, mask, self._clock())
             while True:
                 answer = search.advance(_FITS_PER_STEP)
@@ -157,7 +179,7 @@ class Extender:
         except PlacementError as error:
             return error
 
-    async def _dry_run(self, request: PodRequest, nodes_raw: msgspec.Raw, *, simulate: bool) -> bytes:
+    async def _dry_run(self, asking: _Asking, nodes_raw: msgspec.Raw, *, simulate: bool) -> bytes:
         if not simulate and not self._warned_of_nodes:
             self._warned_of_nodes = True
             log.warning(
@@ -175,6 +197,9 @@ class Extender:
             if time.perf_counter() - started > _SLICE_S:
                 await asyncio.sleep(0)
                 started = time.perf_counter()
+        request = asking.request()
+        if request is None:
+            return _echo(nodes_raw, None)
         answer = await self._simulation(request, nodes)
         return encode_filter_result(
             ExtenderFilterResult(
@@ -190,6 +215,28 @@ class Extender:
             if answer is not None:
                 return answer
             await asyncio.sleep(0)
+
+
+class _Asking:
+    """A pod as it came, and what it asks under the device config in force."""
+
+    def __init__(self, state: ClusterState, raw: msgspec.Raw) -> None:
+        self._state = state
+        self._raw = raw
+        self._profiles: Mapping[str, VendorProfile] | None = None
+        self._request: PodRequest | None = None
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether the config has changed since the pod was read."""
+        return self._profiles is not self._state.profiles
+
+    def request(self) -> PodRequest | None:
+        """Parsed anew if need be; raises ``PlacementError`` and ``ObjectError``."""
+        if self.is_outdated:
+            self._request = self._state.parse(decode(self._raw, dict))
+            self._profiles = self._state.profiles
+        return self._request
 
 
 def is_group_member(pod: Pod) -> bool:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Callable
 
+from hami.kube.bugs import BugLog
 from hami.kube.client import Client
 from hami.kube.errors import KubeError
 from hami.kube.informer import Informer
 from hami.kube.operations import Selection, list_pages
 from hami.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
-from hami.protocol.views import Lease, Metadata, Node, Pod, ResourceQuota, decode
+from hami.protocol.keys import NODE_LOCK
+from hami.protocol.views import Lease, Metadata, Node, ObjectView, Pod, ResourceQuota, decode
 from hami.scheduler.core.answers import NodeOutcome, PodOutcome
 from hami.scheduler.core.state import ClusterState
 from hami.scheduler.edge.events import SchedulerEvents
@@ -56,7 +59,7 @@ class PodEvents:
         self._take(pod, self._state.delete_pod(pod.uid))
 
     def _take(self, pod: Pod, outcome: PodOutcome) -> None:
-        if not self._leadership.is_leader():
+        if not (outcome.notices or outcome.missing_labels) or not self._leadership.is_leader():
             return
         for notice in outcome.notices:
             self._events.notice(notice)
@@ -86,6 +89,7 @@ class NodeEvents:
         self._clock = clock
 
     def on_add(self, node: Node) -> None:
+        self._locks.saw(node.name, node.annotations.get(NODE_LOCK))
         self.take(self._state.upsert_node(node, self._clock()))
 
     def on_update(self, _old: Node, node: Node) -> None:
@@ -141,16 +145,31 @@ class Informers:
         nodes: NodeEvents,
         quotas: QuotaEvents,
         lease: tuple[str, str] | None,
+        bugs: BugLog | None = None,
     ) -> None:
         self._client = client
-        self.pods = Informer(client, PODS, lambda raw: decode(raw, Pod), pods, keep=_slim_pod)
-        self.nodes = Informer(client, NODES, lambda raw: decode(raw, Node), nodes, keep=_slim_node)
-        self.quotas = Informer(client, RESOURCE_QUOTAS, lambda raw: decode(raw, ResourceQuota), quotas)
+        self.pods = Informer(
+            client, PODS, lambda raw: decode(raw, Pod), pods, keep=_slim_pod, identity=_metadata, bugs=bugs
+        )
+        self.nodes = Informer(
+            client,
+            NODES,
+            lambda raw: decode(raw, Node),
+            nodes,
+            keep=_slim_node,
+            identity=_metadata,
+            bugs=bugs,
+        )
+        self.quotas = Informer(
+            client, RESOURCE_QUOTAS, lambda raw: decode(raw, ResourceQuota), quotas, bugs=bugs
+        )
         self.lease: Informer[Lease] | None = None
         if lease is not None:
             namespace, name = lease
             selection = Selection(namespace, field_selector=f"metadata.name={name}")
-            self.lease = Informer(client, LEASES, lambda raw: decode(raw, Lease), leadership, selection)
+            self.lease = Informer(
+                client, LEASES, lambda raw: decode(raw, Lease), leadership, selection, bugs=bugs
+            )
 
     async def run(self) -> None:
         """Follow all kinds until cancelled. Nodes and quotas are listed before pods: usage needs the
@@ -207,6 +226,10 @@ async def run_timers(
         await asyncio.sleep(wait)
 
 
+def _metadata(obj: ObjectView) -> Metadata:
+    return obj.metadata
+
+
 def _slim_pod(pod: Pod) -> Pod:
     return Pod(metadata=_slim(pod.metadata))
 
@@ -216,7 +239,7 @@ def _slim_node(node: Node) -> Node:
 
 
 def _slim(metadata: Metadata) -> Metadata:
-    return Metadata(name=metadata.name, namespace=metadata.namespace, uid=metadata.uid)
+    return Metadata(name=metadata.name, namespace=sys.intern(metadata.namespace), uid=metadata.uid)
 
 
 __all__ = ["Informers", "NodeEvents", "PodEvents", "QuotaEvents", "run_timers"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 
+from hami.protocol.build import build_labels
 from hami.protocol.errors import MigReservationError
 from hami.protocol.keys import MIG_ALLOCATIONS
 from hami.protocol.mig import decode_mig_reservations
@@ -38,6 +37,7 @@ NODE_FAMILIES = (
         "hami_node_gpu_overview", "Device memory reserved on a card, bytes, with the card's size as labels"
     ),
     Family("hami_node_gpu_memory_allocated_ratio", "Reserved share of a card's memory, 0 to 1"),
+    Family("hami_gpu_unhealthy", "1 for a card that is out of service; healthy cards have no series"),
 )
 LEGACY_NODE_FAMILIES = (
     Family("GPUDeviceMemoryLimit", "Device memory of a card, bytes"),
@@ -71,11 +71,8 @@ def escape(text: str) -> str:
 
 
 def build_info() -> str:
-    version = metadata.version("hami")
-    labels = (
-        f'version="{escape(version)}",revision="",build_date="",go_version="python{platform.python_version()}",'
-        f'compiler="{escape(sys.implementation.name)}",platform="{sys.platform}/{platform.machine()}"'
-    )
+    values = build_labels(metadata.version("hami"))
+    labels = ",".join(f'{name}="{escape(value)}"' for name, value in values.items())
     family = Family("hami_build_info", "Version of this process")
     return f"{family.header()}{family.name}{{{labels}}} 1\n"
 
@@ -103,6 +100,7 @@ class _CardValues:
     used_mib: int
     used_cores: int
     slots: int
+    healthy: bool
 
 
 def _card_values(card: CardUsage) -> _CardValues:
@@ -116,6 +114,7 @@ def _card_values(card: CardUsage) -> _CardValues:
         used.mem,
         used.cores,
         used.slots,
+        card.healthy,
     )
 
 
@@ -124,8 +123,8 @@ def _card_lines(node: str, card: _CardValues) -> Iterator[str]:
     tail = f'device_type="{card.type}",device_uuid="{card.uuid}",node="{escape(node)}",zone="vGPU"'
     cores = f'device_cores="{card.cores}",'
     limit, used_cores = card.cores, card.used_cores
-    if card.type.upper().startswith("AMD") and card.cores > 0:
-        limit, used_cores = 100, -(-card.used_cores * 100 // card.cores)
+    if in_units(card.type, card.cores):
+        limit, used_cores = 100, _percent(card.used_cores, card.cores)
     used_bytes = card.used_mib * _MIB
     yield f"hami_gpu_memory_limit_bytes{{{base},{tail}}} {card.memory_mib * _MIB}\n"
     yield f"hami_gpu_core_limit_ratio{{{base},{tail}}} {limit}\n"
@@ -136,6 +135,16 @@ def _card_lines(node: str, card: _CardValues) -> Iterator[str]:
     yield f"hami_node_gpu_overview{{{overview}}} {used_bytes}\n"
     ratio = f"hami_node_gpu_memory_allocated_ratio{{{base},{tail}}} {_share(card)}\n"
     yield ratio if card.memory_mib > 0 else ""
+    yield "" if card.healthy else f"hami_gpu_unhealthy{{{base},{tail}}} 1\n"
+
+
+def in_units(card_type: str, cores: int) -> bool:
+    """Whether a card's cores are compute units, which the new families show as percent."""
+    return card_type.upper().startswith("AMD") and cores > 0
+
+
+def _percent(used: int, total: int) -> int:
+    return -(-used * 100 // total)
 
 
 def _legacy_card_lines(node: str, card: _CardValues) -> Iterator[str]:
@@ -157,8 +166,8 @@ def _share(card: _CardValues) -> str:
     return number(card.used_mib / card.memory_mib) if card.memory_mib > 0 else "0"
 
 
-def pod_lines(pod: PodUsage, name: str, position: int) -> Iterator[str]:
-    """One line per container slot and card."""
+def pod_lines(pod: PodUsage, name: str, position: int, units: Mapping[str, int]) -> Iterator[str]:
+    """One line per container slot and card; `units`: compute units of cards that count in them, by id."""
     legacy = position >= len(POD_FAMILIES)
     memory = position % len(POD_FAMILIES) == 0
     for allocation in pod.allocations.values():
@@ -169,6 +178,8 @@ def pod_lines(pod: PodUsage, name: str, position: int) -> Iterator[str]:
                 sums[device.uuid] = sums.get(device.uuid, 0) + amount
             for uuid, value in sums.items():
                 if uuid:
+                    if uuid in units and not memory and not legacy:
+                        value = _percent(value, units[uuid])
                     yield f"{name}{{{_pod_labels(pod, slot, uuid, legacy=legacy)}}} {value}\n"
 
 

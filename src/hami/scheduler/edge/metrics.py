@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from itertools import islice
+from typing import NamedTuple
 
-from hami.protocol.keys import MIG_ALLOCATIONS
+from hami.protocol.keys import AMD, MIG_ALLOCATIONS
 from hami.scheduler.core.answers import PodUsage
 from hami.scheduler.core.state import ClusterState
 from hami.scheduler.edge.metric_texts import (
@@ -21,6 +22,7 @@ from hami.scheduler.edge.metric_texts import (
     NODE_FAMILIES,
     POD_FAMILIES,
     build_info,
+    in_units,
     mig_lines,
     node_texts,
     number,
@@ -28,12 +30,23 @@ from hami.scheduler.edge.metric_texts import (
     quota_text,
 )
 from hami.scheduler.edge.timing import Timings
+from hami.vendors.types import VendorProfile
 
 _NODES_PER_STEP = 8
 _PODS_PER_STEP = 100
 _CHUNK_BYTES = 1 << 16
 
 Counter = tuple[str, str, Callable[[], float]]
+
+
+class _Made(NamedTuple):
+    """What a text was made from: versions of nodes begin anew with other profiles."""
+
+    profiles: Mapping[str, VendorProfile]
+    version: int
+
+    def is_still(self, other: _Made) -> bool:
+        return self.profiles is other.profiles and self.version == other.version
 
 
 class Metrics:
@@ -47,7 +60,11 @@ class Metrics:
         self._timings = timings
         self._legacy = legacy
         self._counters = tuple(counters)
-        self._nodes: dict[str, tuple[int, tuple[str, ...]]] = {}
+        self._nodes: dict[str, tuple[_Made, tuple[str, ...]]] = {}
+
+    def add(self, counter: Counter) -> None:
+        """One more gauge of the process."""
+        self._counters += (counter,)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """The whole text in pieces of about 64 KiB."""
@@ -96,8 +113,9 @@ class Metrics:
                 self._nodes.pop(name, None)
                 continue
             cached = self._nodes.get(name)
-            if cached is None or cached[0] != usage.version:
-                self._nodes[name] = (usage.version, node_texts(usage, legacy=self._legacy))
+            made = _Made(self._state.profiles, usage.version)
+            if cached is None or not cached[0].is_still(made):
+                self._nodes[name] = (made, node_texts(usage, legacy=self._legacy))
         for name in self._nodes.keys() - set(names):
             del self._nodes[name]
 
@@ -107,7 +125,9 @@ class Metrics:
             yield family.header()
             pods = self._state.pods()  # a snapshot, made pod by pod
             while some := list(islice(pods, _PODS_PER_STEP)):
-                yield "".join(line for pod in some for line in pod_lines(pod, family.name, position))
+                yield "".join(
+                    line for pod in some for line in pod_lines(pod, family.name, position, self._units(pod))
+                )
                 await asyncio.sleep(0)
 
     async def _mig_pieces(self) -> AsyncIterator[str]:
@@ -117,6 +137,16 @@ class Metrics:
             while some := list(islice(pods, _PODS_PER_STEP)):
                 yield "".join(line for pod in some for line in mig_lines(pod, self._card_index(pod), family))
                 await asyncio.sleep(0)
+
+    def _units(self, pod: PodUsage) -> Mapping[str, int]:
+        """Card id -> compute units, for a pod with cards that count in them."""
+        if AMD not in pod.allocations:
+            return {}
+        try:
+            cards = self._state.node_usage(pod.node).cards
+        except KeyError:
+            return {}
+        return {one.info.id: one.info.devcore for one in cards if in_units(one.info.type, one.info.devcore)}
 
     def _card_index(self, pod: PodUsage) -> Mapping[str, int]:
         """Card id -> index on the pod's node, for a pod with MIG slices only."""

@@ -37,6 +37,7 @@ class _Waiting:
     request: PodRequest
     filtered_at: float
     touched_at: float
+    outdated: bool = False  # the request was read under a device config that is no longer in force
 
 
 class PendingPods:
@@ -71,6 +72,7 @@ class PendingPods:
         if known is not None:
             known.request = request
             known.filtered_at = now
+            known.outdated = False
             return
         self._pods[request.info.uid] = _Waiting(request, now, -_TOUCH_EVERY_S)
         if len(self._pods) > _REMEMBERED:
@@ -79,6 +81,12 @@ class PendingPods:
     def forget(self, uid: str) -> None:
         """The pod was placed, bound, finished or deleted."""
         self._pods.pop(uid, None)
+
+    def config_changed(self) -> None:
+        """What these pods ask means something else now: each is touched once, to be read and tried anew."""
+        for waiting in self._pods.values():
+            waiting.outdated = True
+        self._unfinished = True
 
     async def run(self) -> None:
         """One pass per second while capacity was freed since the last one; until cancelled."""
@@ -102,10 +110,12 @@ class PendingPods:
             if touched >= _TOUCHES_PER_PASS:
                 self._unfinished = True
                 break
-            if self._state.fits_now(waiting.request):
+            if waiting.outdated or self._state.fits_now(waiting.request):
                 if self._is_due(waiting):
                     await self._touch(waiting)
                     touched += 1
+                    if waiting.outdated:
+                        self._pods.pop(uid, None)
                 else:
                     self._unfinished = True
             if time.perf_counter() - started > _SLICE_S:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 
+import msgspec
+
+from hami.kube.bugs import BugLog
 from hami.protocol.admission import AdmissionAnswer, decode_review, encode_review
 from hami.protocol.errors import ObjectError
 from hami.protocol.extender import ExtenderFilterResult, encode_binding_result, encode_filter_result
@@ -26,36 +29,44 @@ def scheduler_routes(
     max_body_bytes: int,
     *,
     remote_extender: bool = False,
+    bugs: BugLog | None = None,
 ) -> Application:
     """`/filter`, `/bind`, `/simulate`, `/webhook`, `/healthz`, `/readyz` and the further ``gets``.
 
     `/filter` and `/bind` reserve devices and bind pods for whoever asks, and kube-scheduler runs beside us:
     unless ``remote_extender`` is set, other hosts get dry runs only.
     """
+    bugs = bugs or BugLog(log)
 
     def filter_error(text: str) -> bytes:
         return encode_filter_result(ExtenderFilterResult(error=text))
 
-    simulate = _verb(extender.simulate, filter_error)
-    shared = {"/simulate": simulate, "/webhook": _review(webhook, max_body_bytes)}
+    simulate = verb("/simulate", extender.simulate, filter_error, bugs)
+    shared = {"/simulate": simulate, "/webhook": review("/webhook", webhook, max_body_bytes, bugs)}
     return Application(
         {
-            "/filter": _verb(extender.filter, filter_error),
-            "/bind": _verb(extender.bind, encode_binding_result),
+            "/filter": verb("/filter", extender.filter, filter_error, bugs),
+            "/bind": verb("/bind", extender.bind, encode_binding_result, bugs),
             **shared,
         },
         {"/healthz": empty, "/readyz": empty, **gets},
         max_body_bytes,
         None if remote_extender else {"/filter": simulate, **shared},
+        bugs,
     )
 
 
-def metrics_routes(metrics: Metrics) -> Application:
+def metrics_routes(metrics: Metrics, bugs: BugLog | None = None) -> Application:
     """`/metrics`."""
-    return Application({}, {"/metrics": metrics.chunks}, 0)
+    return Application({}, {"/metrics": metrics.chunks}, 0, bugs=bugs)
 
 
-def _verb(handle: Callable[[bytes], Awaitable[bytes]], error_body: Callable[[str], bytes]) -> Post:
+def verb(
+    route: str,
+    handle: Callable[[bytes], Awaitable[bytes]],
+    error_body: Callable[[str], bytes],
+    bugs: BugLog,
+) -> Post:
     """An extender verb: kube-scheduler reads only bodies of status 200, so even a bug of ours becomes an
     `Error`."""
 
@@ -63,13 +74,13 @@ def _verb(handle: Callable[[bytes], Awaitable[bytes]], error_body: Callable[[str
         try:
             return 200, await handle(body)
         except Exception as error:
-            log.exception("extender.failed")
+            bugs.note("extender.failed", error, route=route, pod=_pod_in(body))
             return 200, error_body(f"internal error: {type(error).__name__}")
 
     return post
 
 
-def _review(webhook: Webhook, max_body_bytes: int) -> Post:
+def review(route: str, webhook: Webhook, max_body_bytes: int, bugs: BugLog) -> Post:
     """The webhook: a bug of ours denies the pod with an answer, whatever the failure policy says."""
 
     async def post(body: bytes) -> tuple[int, bytes]:
@@ -80,8 +91,28 @@ def _review(webhook: Webhook, max_body_bytes: int) -> Post:
         try:
             answer = webhook.review(request)
         except Exception as error:
-            log.exception("webhook.failed", extra={"uid": request.uid})
+            pod = f"{request.namespace}/{_name_of(request.object)}"
+            bugs.note("webhook.failed", error, route=route, pod=pod, uid=request.uid)
             answer = AdmissionAnswer(False, f"internal error: {type(error).__name__}", 500)
         return 200, encode_review(request.uid, answer, request.api_version)
 
     return post
+
+
+def _name_of(pod: object) -> str:
+    metadata = pod.get("metadata") if isinstance(pod, dict) else None
+    if not isinstance(metadata, dict):
+        return ""
+    return str(metadata.get("name") or metadata.get("generateName") or "")
+
+
+def _pod_in(body: bytes) -> str:
+    """Namespace and name of the pod that an extender request is about, as far as that can be told."""
+    try:
+        members = {key.lower(): value for key, value in msgspec.json.decode(body).items()}
+        if "podname" in members:
+            return f"{members.get('podnamespace')}/{members['podname']}"
+        metadata = members["pod"]["metadata"]
+        return f"{metadata.get('namespace')}/{metadata.get('name')}"
+    except Exception:
+        return ""

@@ -25,6 +25,7 @@ from hami.kube.certificates import KeyPair, create_authority, issue, write_pair
 from hami.kube.client import JSON_PATCH, Client
 from hami.kube.errors import AlreadyExists, Conflict, KubeError, NotFound
 from hami.kube.resources import MUTATING_WEBHOOKS, SECRETS
+from hami.protocol.keys import COMPONENT_LABEL, COMPONENT_SCHEDULER
 from hami.scheduler.edge.leader import Leadership
 
 _CHECK_EVERY_S = 20.0
@@ -204,7 +205,11 @@ class SelfManagedTls:
         secret = {
             "apiVersion": "v1",
             "kind": "Secret",
-            "metadata": {"name": self._name, "namespace": self._namespace},
+            "metadata": {
+                "name": self._name,
+                "namespace": self._namespace,
+                "labels": {COMPONENT_LABEL: COMPONENT_SCHEDULER},
+            },
             "type": "kubernetes.io/tls",
             "data": material.data(),
         }

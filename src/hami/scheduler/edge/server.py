@@ -14,9 +14,11 @@ from typing import Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from hami.kube.bugs import BugLog
 from hami.protocol.errors import HamiError
 
 HEADER_TIMEOUT_S = 15.0
+HANDSHAKE_TIMEOUT_S = 10.0
 MAX_HEAD_BYTES = 64 << 10
 MAX_CONNECTIONS = (
     512  # beyond, other hosts' idle connections go; each costs a descriptor that we need ourselves
@@ -40,6 +42,7 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Post = Callable[[bytes], Awaitable[tuple[int, bytes]]]
 Stream = Callable[[], AsyncIterator[bytes]]
+Asgi = Callable[[Any, Receive, Send], Awaitable[None]]
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class Application:
         gets: Mapping[str, Stream],
         max_body_bytes: int,
         remote: Mapping[str, Post] | None = None,
+        bugs: BugLog | None = None,
     ) -> None:
         self._posts = posts
         self._gets = gets
@@ -68,11 +72,28 @@ class Application:
         self._max_held_bytes = max(BODIES_AT_ONCE * max_body_bytes, _HELD_AT_LEAST)
         self._remote = posts if remote is None else remote
         self._held = 0  # bytes of bodies in memory
+        self._bugs = bugs or BugLog(log)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
-        """One request, by the ASGI protocol."""
+        """One request, by the ASGI protocol. A bug of ours becomes a 500, or cuts off an answer that has
+        begun."""
         if scope["type"] != "http":
             return
+        begun = False
+
+        async def watched(message: Any) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._answer(scope, receive, watched)
+        except Exception as error:
+            self._bugs.note("http.failed", error, route=scope["path"][:100])
+            if not begun:
+                await _answer(send, 500, f"internal error: {type(error).__name__}\n".encode(), _TEXT)
+
+    async def _answer(self, scope: Any, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
         if path in self._posts:
             if method != "POST":
@@ -163,8 +184,11 @@ async def _answer(
 
 
 async def _stream(source: Stream, send: Send) -> None:
+    chunks = source()
+    first = await anext(chunks, b"")
     await send({"type": "http.response.start", "status": 200, "headers": list(_METRICS)})
-    async for chunk in source():
+    await send({"type": "http.response.body", "body": first, "more_body": True})
+    async for chunk in chunks:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": b""})
 
@@ -287,14 +311,31 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: the process decides when to stop."""
+    """uvicorn without its signal handlers: the process decides when to stop. TLS handshakes that are not
+    finished within ``HANDSHAKE_TIMEOUT_S`` are closed; each holds a descriptor."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        config = self.config
+
+        def protocol() -> asyncio.Protocol:
+            return _Protocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+
+        limit = None if config.ssl is None else HANDSHAKE_TIMEOUT_S
+        self.servers = [
+            await loop.create_server(
+                protocol, sock=sock, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=limit
+            )
+            for sock in sockets or ()
+        ]
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-async def serve(application: Application, sock: socket.socket, tls: ssl.SSLContext | None, name: str) -> None:
+async def serve(application: Asgi, sock: socket.socket, tls: ssl.SSLContext | None, name: str) -> None:
     """Serve until cancelled, then let running requests end (5 s at most)."""
     config = uvicorn.Config(
         application,

@@ -62,6 +62,8 @@ class SchedulerSettings:
             raise SettingsError("--tls-secret needs --tls-hosts and excludes --cert_file and --key_file")
         if self.kube_qps < 0 or self.kube_burst < 1:
             raise SettingsError("--kube-qps must not be negative and --kube-burst must be at least 1")
+        if self.max_request_bytes <= 0:
+            raise SettingsError(f"--max-request-bytes is {self.max_request_bytes}, it must be positive")
         if self.node_lock_timeout_s <= 0 or self.reservation_timeout_s <= 0 or self.node_lock_retry_s < 0:
             raise SettingsError("timeouts must be positive")
 

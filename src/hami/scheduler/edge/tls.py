@@ -30,6 +30,11 @@ class ReloadingTls:
         self._loaded = self._read()
         self.context = _context(self._loaded)
 
+    @property
+    def not_after(self) -> float:
+        """End of the certificate in use, Unix seconds."""
+        return self._loaded.not_after
+
     def check(self) -> bool:
         """Load the files if they have changed and fit together; whether that happened. Blocking."""
         pair = self._changed()

@@ -20,7 +20,7 @@ from hami.protocol.views import Pod
 from hami.scheduler.core.answers import PlacementError
 from hami.scheduler.core.requests import MAX_CONTAINERS, too_many_containers
 from hami.scheduler.core.state import ClusterState
-from hami.vendors.engine import mutate_admission
+from hami.vendors.engine import admission_warnings, mutate_admission
 from hami.vendors.types import AdmissionRejected, InventoryView, VendorProfile
 
 DEFAULT_SCHEDULER = "default-scheduler"
@@ -30,8 +30,10 @@ _PRIVILEGED_ADVICE = (
     "administrator start the scheduler with --admission-privileged=allow-unlimited"
 )
 CARD_POLICIES = ("binpack", "spread", "mutex", "topology-aware", "numa", "fragmentation-aware")
+NVIDIA_MODES = ("hami-core", "mig", "mps")
 MAX_REVIEWED_CONTAINERS = 2000
 MAX_ANNOTATION_CHARS = 256 << 10  # as the API server's own limit, which it checks only after us
+_PROTECTED_PREFIX = keys.ILUVATAR_INDEX_PREFIX  # one key for each container
 _BAD_REQUEST, _FORBIDDEN, _INVALID = 400, 403, 422
 _MESSAGE_CHARS = 4096  # of an answer
 _QUOTED_CHARS = 100  # of a text of the user that an answer quotes
@@ -46,13 +48,12 @@ class WebhookSettings:
     privileged: Literal["deny", "allow-unlimited"] = "deny"
 
 
-def protected_keys(words: Iterable[str]) -> frozenset[str]:
-    """Annotations no user may bring along, for the vendors with fixed keys and the configured chips
-    ``words``."""
+def protected_keys(profiles: Iterable[VendorProfile]) -> frozenset[str]:
+    """Annotations no user may bring along: those of every vendor with fixed keys, and of these profiles."""
     vendors = dict(keys.VENDOR_KEYS)
-    for word in words:
-        if word not in vendors:
-            vendors[word] = keys.ascend_keys(word) if word.startswith("Ascend") else keys.iluvatar_keys(word)
+    for profile in profiles:
+        word, rules = profile.common_word, profile.rules
+        vendors.setdefault(word, keys.VendorKeys(word, rules.allocated, rules.to_allocate or ""))
     return keys.protected_annotations(vendors)
 
 
@@ -63,9 +64,13 @@ class Webhook:
         self, state: ClusterState, profiles: Sequence[VendorProfile], settings: WebhookSettings
     ) -> None:
         self._state = state
-        self._profiles = tuple(profiles)
         self._settings = settings
-        self._protected = protected_keys(profile.common_word for profile in profiles)
+        self.use(profiles)
+
+    def use(self, profiles: Sequence[VendorProfile]) -> None:
+        """Review by these vendors from now on; the state must have them already."""
+        self._profiles = tuple(profiles)
+        self._protected = protected_keys(profiles)
 
     def review(self, request: AdmissionRequest) -> AdmissionAnswer:
         """The answer to one request; pure, the object of the request is not changed.
@@ -96,7 +101,7 @@ class Webhook:
         uses = _mutate(self._profiles, self._state.inventory, pod)
         warnings = []
         if uses:
-            warnings = [*self._check_privileged(spec), *_policy_warnings(pod)]
+            warnings = [*self._check_privileged(spec), *_policy_warnings(pod), *self._advice(pod)]
             if self._settings.scheduler_name:
                 spec["schedulerName"] = self._settings.scheduler_name
                 if spec.get("nodeName"):
@@ -109,6 +114,16 @@ class Webhook:
         if not name or (name == DEFAULT_SCHEDULER and self._settings.force_overwrite):
             return False
         return not own or own != name
+
+    def _advice(self, pod: Mapping[str, Any]) -> list[str]:
+        found: list[str] = []
+        for container in _containers(pod["spec"]):
+            for profile in self._profiles:
+                try:
+                    found += admission_warnings(profile, container, pod)
+                except AdmissionRejected:
+                    continue  # of a container that no vendor claimed: ``_check_request`` says what is wrong
+        return found
 
     def _check_privileged(self, spec: Mapping[str, Any]) -> list[str]:
         for container in _containers(spec):
@@ -179,6 +194,12 @@ def _policy_warnings(pod: Mapping[str, Any]) -> list[str]:
             known = ", ".join(CARD_POLICIES)
             shown = unknown[0][:_QUOTED_CHARS]
             warnings.append(f"{keys.CARD_POLICY}: unknown policy {shown!r}; known are {known}")
+    modes = [word.strip() for word in annotations.get(keys.NVIDIA_MODE, "").split(",") if word.strip()]
+    unknown = [mode for mode in modes if mode not in NVIDIA_MODES]
+    if unknown:
+        known = ", ".join(NVIDIA_MODES)
+        shown = unknown[0][:_QUOTED_CHARS]
+        warnings.append(f"{keys.NVIDIA_MODE}: no card has the mode {shown!r}; known are {known}")
     return warnings
 
 
@@ -214,22 +235,22 @@ def _working_copy(pod: dict[str, Any]) -> dict[str, Any]:
     """A copy of all that admission may change; the rest is shared, so that its size does not matter."""
     metadata, spec = dict(pod["metadata"]), dict(pod["spec"])
     for member in ("annotations", "labels"):
-        if metadata.get(member):
+        if metadata.get(member) is not None:
             metadata[member] = dict(metadata[member])
     for member in ("initContainers", "containers"):
-        if spec.get(member):
+        if spec.get(member) is not None:
             spec[member] = [_copied_container(container) for container in spec[member]]
     return {**pod, "metadata": metadata, "spec": spec}
 
 
 def _copied_container(container: dict[str, Any]) -> dict[str, Any]:
     copied = dict(container)
-    if copied.get("env"):
+    if copied.get("env") is not None:
         copied["env"] = list(copied["env"])
-    if copied.get("resources"):
+    if copied.get("resources") is not None:
         resources = copied["resources"] = dict(copied["resources"])
         for member in ("limits", "requests"):
-            if resources.get(member):
+            if resources.get(member) is not None:
                 resources[member] = dict(resources[member])
     return copied
 
@@ -239,5 +260,5 @@ def _strip(pod: dict[str, Any], protected: frozenset[str]) -> None:
     for member, forbidden in (("annotations", protected), ("labels", keys.PROTECTED_LABELS)):
         held = metadata.get(member)
         if held:
-            for key in forbidden & held.keys():
+            for key in forbidden & held.keys() | {key for key in held if key.startswith(_PROTECTED_PREFIX)}:
                 del held[key]

@@ -1,0 +1,1 @@
+"""Container Device Interface: documents that say what a runtime adds to a container for a device."""

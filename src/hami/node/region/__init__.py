@@ -1,0 +1,1 @@
+"""The shared region of one container, for people: what `hami region` shows and changes."""

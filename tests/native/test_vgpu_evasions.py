@@ -1,0 +1,261 @@
+"""What a program may try that wants more than its container was given; its own calls, no library left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from vgpu_harness import MIB, OUT_OF_MEMORY, NativeBuild, Node, Shell
+
+
+@pytest.fixture
+def plain_node(native: NativeBuild, tmp_path: Path) -> Iterator[Node]:
+    made = Node(native, tmp_path, {"FAKEGPU_MEMORY_MIB": "16384", "FAKEGPU_CUDA_VERSION": "13000"})
+    made.settings["LIBCUDA_LOG_LEVEL"] = "0"
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["plain", "asan"])
+def node(request: pytest.FixtureRequest) -> Node:
+    """A node, and one with everything built with ASan and UBSan."""
+    found: Node = request.getfixturevalue("plain_node" if request.param == "plain" else "asan_node")
+    found.settings["FAKEGPU_CUDA_VERSION"] = "13000"
+    found.settings["LIBCUDA_LOG_LEVEL"] = "0"
+    return found
+
+
+PRELUDE = """
+import ctypes, os, resource, sys
+MIB = 1 << 20
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer, more = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_uint64()
+def good(result):
+    assert result == 0, result
+def alloc(mib, where=pointer):
+    return cuda.cuMemAlloc_v2(ctypes.byref(where), ctypes.c_size_t(mib * MIB))
+def start():
+    good(cuda.cuInit(0))
+    good(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+    good(cuda.cuCtxSetCurrent(context))
+"""
+POOL = """
+class Props(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", ctypes.c_int * 2),
+                ("rest", ctypes.c_char * 72)]
+def pool(kind=1, location=(1, 0)):
+    made = ctypes.c_void_p()
+    good(cuda.cuMemPoolCreate(ctypes.byref(made), ctypes.byref(Props(kind, 0, location))))
+    return made
+def take(pool, mib, where=pointer):
+    return cuda.cuMemAllocFromPoolAsync(ctypes.byref(where), ctypes.c_size_t(mib * MIB), pool, None)
+start()
+"""
+
+
+def test_a_destroyed_pool_counts_until_its_last_block_is_freed(node: Node) -> None:
+    """The driver keeps its memory that long."""
+    code = (
+        PRELUDE
+        + POOL
+        + """
+mine = pool()
+good(take(mine, 40))
+good(take(mine, 1, more))
+good(cuda.cuMemPoolDestroy(mine))
+print(alloc(40), end=" ")
+good(cuda.cuMemFreeAsync(pointer, None))
+print(alloc(40), end=" ")
+good(cuda.cuMemFree_v2(more))
+print(alloc(64))
+"""
+    )
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["2", "2", "0"]
+
+
+def test_pools_come_and_go_without_a_trace(node: Node) -> None:
+    """A handle that the driver gives again is another pool."""
+    code = (
+        PRELUDE
+        + POOL
+        + """
+for turn in range(100):
+    mine = pool()
+    good(take(mine, 40))
+    if turn % 2:
+        good(cuda.cuMemPoolDestroy(mine))
+        good(cuda.cuMemFreeAsync(pointer, None))
+    else:
+        good(cuda.cuMemFreeAsync(pointer, None))
+        good(cuda.cuMemPoolDestroy(mine))
+print(alloc(64))
+"""
+    )
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").strip() == "0"
+
+
+@pytest.mark.parametrize("function", ["cuMemGetDefaultMemPool", "cuMemGetMemPool"])
+@pytest.mark.parametrize(("kind", "location"), [(1, (1, 0)), (2, (1, 0)), (2, (0, 0))])
+def test_pools_that_the_driver_made_count(
+    node: Node, function: str, kind: int, location: tuple[int, int]
+) -> None:
+    """Pinned and managed memory of a device, and managed memory of none in particular."""
+    code = (
+        PRELUDE
+        + POOL
+        + f"""
+mine = ctypes.c_void_p()
+good(cuda.{function}(ctypes.byref(mine), (ctypes.c_int * 2)(*{location}), {kind}))
+print(take(mine, 32), take(mine, 33), alloc(40))
+"""
+    )
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["0", "2", "2"]
+
+
+def test_a_pool_of_managed_memory_counts_whatever_its_location(node: Node) -> None:
+    code = PRELUDE + POOL + "print(take(pool(2, (0, 0)), 65), take(pool(2, (0, 0)), 60))"
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["2", "0"]
+
+
+def test_a_context_that_others_are_attached_to_keeps_its_memory_charged(node: Node) -> None:
+    code = (
+        PRELUDE
+        + """
+good(cuda.cuInit(0))
+good(cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0))
+good(alloc(40))
+attached = ctypes.c_void_p()
+good(cuda.cuCtxAttach(ctypes.byref(attached), 0))
+good(cuda.cuCtxDetach(attached))
+print(alloc(40), end=" ")
+good(cuda.cuCtxDetach(context))
+start()
+print(alloc(64))
+"""
+    )
+    unseen = {"FAKEGPU_HIDE_PROCESSES": "1"}  # NVML cannot tell what the process holds
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m", **unseen).split() == ["2", "0"]
+
+
+SHAPES = [
+    (4096, 4096, 0, 13, 0),  # a whole chain of levels
+    (256, 256, 256, 9, 0),  # three dimensions: the depth is halved too
+    (1024, 1024, 48, 11, 1),  # layers are not
+    (4096, 4096, 0, 13, 0x40),  # sparse: nothing is behind it yet
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_mipmapped_arrays_count_as_the_driver_counts_them(node: Node, shape: tuple[int, ...]) -> None:
+    width, height, depth, levels, flags = shape
+    code = (
+        PRELUDE
+        + f"""
+class Shape(ctypes.Structure):
+    _fields_ = [("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("depth", ctypes.c_size_t),
+                ("format", ctypes.c_int), ("channels", ctypes.c_uint), ("flags", ctypes.c_uint)]
+start()
+shape, array = Shape({width}, {height}, {depth}, 0x20, 1, {flags}), ctypes.c_void_p()
+def create():
+    return cuda.cuMipmappedArrayCreate(ctypes.byref(array), ctypes.byref(shape), {levels})
+good(create())
+available = ctypes.c_size_t()
+good(cuda.cuMemGetInfo_v2(ctypes.byref(available), None))
+second = create()
+print(available.value, second)
+"""
+    )
+    bytes_of_levels = sum(
+        max(1, width >> level) * max(1, height >> level) * max(1, depth if flags & 1 else depth >> level) * 4
+        for level in range(levels)
+    )
+    taken = 0 if flags & 0x40 else -(-bytes_of_levels // 65536) * 65536
+    available, second = node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="256m").split()
+    assert int(available) == 256 * MIB - taken
+    assert int(second) == (0 if 2 * taken <= 256 * MIB else OUT_OF_MEMORY)
+
+
+def holder(node: Node, mib: int) -> Shell:
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    shell.must(f"alloc {mib * MIB}")
+    return shell
+
+
+SCARCE = """
+def grown():
+    "Bytes of the address space after a cuInit."
+    receiver, sender = os.pipe()
+    if os.fork() == 0:
+        cuda.cuInit(0)
+        os.write(sender, open("/proc/self/statm", "rb").read())
+        os._exit(0)
+    os.wait()
+    return int(os.read(receiver, 100).split()[0]) * resource.getpagesize()
+def attempt(amount):
+    "What cuInit and an allocation say with too little of it, and what they say later."
+    limit = resource.getrlimit(KIND)
+    resource.setrlimit(KIND, (amount, limit[1]))
+    first, now = cuda.cuInit(0), -1
+    resource.setrlimit(KIND, limit)
+    if first == 0:
+        start()
+        return [first, alloc(40), alloc(24)]
+    again = cuda.cuInit(0)
+    if again == 0:
+        start()
+        return [first, alloc(40), alloc(24)]
+    return [first, again]
+outcomes = set()
+for amount in AMOUNTS:
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            print(*attempt(amount), flush=True)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def outcomes(node: Node, kind: str, amounts: str) -> set[str]:
+    code = PRELUDE + SCARCE.replace("KIND", f"resource.{kind}").replace("AMOUNTS", amounts)
+    return set(node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").splitlines())
+
+
+def test_no_process_gets_a_limit_of_its_own_by_using_up_its_descriptors(plain_node: Node) -> None:
+    """There is too little for cuInit, or for the region, or enough: the limit is that of the container."""
+    holder(plain_node, 40)
+    found = outcomes(plain_node, "RLIMIT_NOFILE", "range(3, 24)")
+    assert {line.split()[-2:] == ["2", "0"] for line in found} == {True}, found
+    assert "999 2 0" in found, "cuInit is refused while there is no descriptor for the region"
+    assert "0 2 0" in found
+
+
+def test_no_process_gets_a_limit_of_its_own_by_using_up_its_address_space(plain_node: Node) -> None:
+    holder(plain_node, 40)
+    found = outcomes(plain_node, "RLIMIT_AS", "[grown() - kib * 1024 for kib in range(-256, 6144, 256)]")
+    assert {line.split()[-2:] == ["2", "0"] for line in found} == {True}, found
+    assert "999 2 0" in found, "cuInit is refused while there is no memory for the region"
+    assert "0 2 0" in found
+
+
+def test_memory_without_a_record_stays_charged(plain_node: Node) -> None:
+    """For want of memory for the record, which a program can bring about."""
+    code = (
+        PRELUDE
+        + """
+start()
+prop, handle = (ctypes.c_int * 8)(1, 1, 1, 0), ctypes.c_uint64()
+def create(mib):
+    return cuda.cuMemCreate(ctypes.byref(handle), ctypes.c_size_t(mib * MIB), prop, ctypes.c_uint64(0))
+limit = resource.getrlimit(resource.RLIMIT_AS)
+size = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (size, limit[1]))
+first = create(40)
+resource.setrlimit(resource.RLIMIT_AS, limit)
+print(first, create(40), create(24))
+"""
+    )
+    assert plain_node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["0", "2", "0"]
