@@ -23,25 +23,39 @@ _MAX_ENTRIES: Final = 1_000_000
 
 
 @contextlib.contextmanager
-def open_directory(path: str | Path, owner: int | None = None) -> Iterator[int]:
+def open_directory(path: str | Path, owner: int | None = None, parent: int | None = None) -> Iterator[int]:
     """A descriptor of the directory ``path``, whose last component is not a symlink.
 
-    With ``owner`` it must belong to that UID. Raises :class:`UnsafePathError`, and ``FileNotFoundError`` if
-    absent.
+    With ``owner`` it must belong to that UID; with ``parent``, the descriptor of its parent, it is found
+    there. Raises :class:`UnsafePathError`, and ``FileNotFoundError`` if absent.
     """
     try:
-        descriptor = os.open(path, _DIRECTORY_FLAGS)
+        descriptor = os.open(path if parent is None else Path(path).name, _DIRECTORY_FLAGS, dir_fd=parent)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
             raise UnsafePathError(f"{path} is not a directory") from error
         raise
     try:
-        found = os.fstat(descriptor).st_uid
-        if owner is not None and found != owner:
-            raise UnsafePathError(f"{path} belongs to UID {found}, expected {owner}")
+        if owner is not None:
+            require_owner(os.fstat(descriptor), str(path), owner)
         yield descriptor
     finally:
         os.close(descriptor)
+
+
+def require_owner(found: os.stat_result, path: str, owner: int) -> None:
+    """Check that what was found at ``path`` belongs to the UID ``owner`` (:class:`UnsafePathError`)."""
+    if found.st_uid != owner:
+        raise UnsafePathError(f"{path} belongs to UID {found.st_uid}, expected {owner}")
+
+
+def is_entry(descriptor: int, directory: int, name: str) -> bool:
+    """Whether the open file or directory is still the one that others find by ``name`` in ``directory``."""
+    try:
+        found = os.stat(name, dir_fd=directory, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
+    return os.path.samestat(os.fstat(descriptor), found)
 
 
 def ensure_directory(path: str, mode: int, owner: int) -> None:

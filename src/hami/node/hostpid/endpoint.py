@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Final
 
 from hami.node.errors import UnsafePathError
-from hami.node.files import kind_name, make_directory_at
+from hami.node.files import is_entry, kind_name, make_directory_at, require_owner
 from hami.node.hostpid.errors import BrokerError
-from hami.node.hostpid.lock import LOCK_NAME, is_named, take_lock
+from hami.node.hostpid.lock import LOCK_NAME, take_lock
 
 SOCKET_NAME: Final = "broker.sock"
 DIRECTORY_MODE: Final = 0o711
@@ -101,7 +101,7 @@ def open_endpoint(directory: str, owner: int, lock_wait_s: float = LOCK_WAIT_S) 
             undo.callback(os.unlink, SOCKET_NAME, dir_fd=descriptor)
             os.chmod(SOCKET_NAME, SOCKET_MODE, dir_fd=descriptor)
             listener.listen(BACKLOG)
-            if not is_named(lock, descriptor):
+            if not is_entry(lock, descriptor, LOCK_NAME):
                 raise BrokerError(f"host PID broker: another broker took over {directory}")
             endpoint = Endpoint(path, descriptor, lock, listener, _own_socket(descriptor, path, owner))
             undo.pop_all()
@@ -134,8 +134,7 @@ def _clear_stale(directory: int, path: str, owner: int) -> None:
         return
     if not stat.S_ISSOCK(found.st_mode):
         raise UnsafePathError(f"{path} is a {kind_name(found.st_mode)}, not a socket")
-    if found.st_uid != owner:
-        raise UnsafePathError(f"{path} belongs to UID {found.st_uid}, expected {owner}")
+    require_owner(found, path, owner)
     if _is_served(path):
         raise BrokerError(f"host PID broker: another process is already listening on {path}")
     with contextlib.suppress(FileNotFoundError):

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Final
 
 from hami.node.errors import UnsafePathError
-from hami.node.files import kind_name
+from hami.node.files import is_entry, kind_name, require_owner
 from hami.node.hostpid.errors import BrokerError
 
 LOCK_NAME: Final = "broker.lock"
@@ -68,15 +68,6 @@ def _may_serve(is_served: Callable[[], bool]) -> bool:
         return True
 
 
-def is_named(lock: int, directory: int) -> bool:
-    """Whether the descriptor is still the file that others find by the lock's name."""
-    try:
-        found = os.stat(LOCK_NAME, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(lock), found)
-
-
 def _try_lock(directory: int, path: str, owner: int) -> int | None:
     """The locked descriptor, None while somebody else has a lock or a lease on the file."""
     try:
@@ -91,7 +82,7 @@ def _try_lock(directory: int, path: str, owner: int) -> int | None:
     taken = False
     try:
         _check(os.fstat(lock), path, owner)
-        taken = _lock(lock) and is_named(lock, directory)
+        taken = _lock(lock) and is_entry(lock, directory, LOCK_NAME)
     finally:
         if not taken:
             os.close(lock)
@@ -137,8 +128,7 @@ def _replace(directory: int, path: str) -> int:
 def _check(found: os.stat_result, path: str, owner: int) -> None:
     if not stat.S_ISREG(found.st_mode):
         raise UnsafePathError(f"{path} is a {kind_name(found.st_mode)}, not a regular file")
-    if found.st_uid != owner:
-        raise UnsafePathError(f"{path} belongs to UID {found.st_uid}, expected {owner}")
+    require_owner(found, path, owner)
     if found.st_mode & 0o077:
         raise UnsafePathError(
             f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: group and others may have no access"

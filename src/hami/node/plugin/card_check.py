@@ -12,12 +12,11 @@ import ctypes
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Final
 
 import pynvml
 
-from hami.node.nvml import LIBRARY_FOLDERS
+from hami.node.nvml import resolve_library
 
 LOOK: Final = "look"
 PROBE: Final = "probe"
@@ -36,23 +35,13 @@ def main(arguments: list[str]) -> int:
     found = {"problem": "", "suspect": ""}
     try:
         if kind == PROBE:
-            _probe(library("libcuda.so.1", root))
+            _probe(resolve_library(root, "libcuda.so.1"))
         else:
-            found["suspect"] = _look(uuid, library("libnvidia-ml.so.1", root))
+            found["suspect"] = _look(uuid, resolve_library(root))
     except (_CheckError, OSError, AttributeError) as error:
         found["problem"] = str(error)[:256] or type(error).__name__
     print(json.dumps(found))
     return 0
-
-
-def library(name: str, root: str) -> str:
-    """Path of a driver's library below its root as mounted here, else the bare name."""
-    if root not in ("", "/"):
-        for folder in LIBRARY_FOLDERS:
-            candidate = Path(root, folder, name)
-            if candidate.is_file():
-                return str(candidate)
-    return name
 
 
 def _look(uuid: str, path: str) -> str:

@@ -18,7 +18,7 @@ import struct
 from typing import Final
 
 from hami.node.errors import UnsafePathError
-from hami.node.files import kind_name
+from hami.node.files import is_entry, kind_name
 
 NAME: Final = "hostpid"
 MODE: Final = 0o755
@@ -43,7 +43,7 @@ def prepare_mount_point(parent: int, owner: int, *, immutable: bool) -> str:
         directory = _open_own(parent, owner)
         try:
             unprotected = _arrange(directory, immutable=immutable)
-            if _is_named(directory, parent):
+            if is_entry(directory, parent, NAME):  # once it is immutable, nobody exchanges it any more
                 return unprotected
         finally:
             os.close(directory)
@@ -66,15 +66,6 @@ def _arrange(directory: int, *, immutable: bool) -> str:
     except OSError as error:
         return error.strerror or str(error)
     return ""
-
-
-def _is_named(directory: int, parent: int) -> bool:
-    """Whether the descriptor is still the entry: once it is immutable, nobody exchanges it any more."""
-    try:
-        found = os.stat(NAME, dir_fd=parent, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(directory), found)
 
 
 def release_mount_point(parent: int, owner: int) -> None:

@@ -5,7 +5,6 @@ sources.
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
 import os
 import posixpath
@@ -174,7 +173,7 @@ class Workspace:
         with open_directory(self._paths.containers, self._owner) as directory:
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, _CACHE_MODE, dir_fd=directory)
-            _open_up(directory, name, f"{self._paths.containers}/{name}", self._owner)
+            _open_up(directory, f"{self._paths.containers}/{name}", self._owner)
 
     def write_limits(self, pod_uid: str, container: str, limits: Mapping[str, str]) -> None:
         """Write the limits file: in place if it exists, so that a running container sees it, else by
@@ -228,19 +227,8 @@ class Workspace:
         return f"{self._paths.checkpoint}.unreadable"
 
 
-def _open_up(parent: int, name: str, path: str, owner: int) -> None:
-    """Give the directory ``name`` mode 0777; anything but a directory of ``owner`` is refused."""
-    try:
-        child = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise UnsafePathError(f"{path} is not a directory") from error
-        raise
-    try:
-        found = os.fstat(child)
-        if found.st_uid != owner:
-            raise UnsafePathError(f"{path} belongs to UID {found.st_uid}, expected {owner}")
-        if stat.S_IMODE(found.st_mode) != _CACHE_MODE:
+def _open_up(parent: int, path: str, owner: int) -> None:
+    """Give a directory in ``parent`` mode 0777; anything but a directory of ``owner`` is refused."""
+    with open_directory(path, owner, parent) as child:
+        if stat.S_IMODE(os.fstat(child).st_mode) != _CACHE_MODE:
             os.fchmod(child, _CACHE_MODE)
-    finally:
-        os.close(child)
