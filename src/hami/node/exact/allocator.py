@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 from weakref import WeakValueDictionary
 
 from hami.kube.errors import KubeError, NotFound
@@ -55,6 +55,7 @@ from hami.node.plugin.inventory import Card, offered_cards
 from hami.node.plugin.ledger import Ledger
 from hami.node.plugin.pending import MAX_ERROR_CHARS
 from hami.node.plugin.workspace import Workspace, tell_mount_point
+from hami.node.running import Running
 from hami.protocol.errors import ProtocolError
 from hami.protocol.keys import ALLOCATE_ERROR, BIND_FAILED, BIND_PHASE, ENV_SHARED_CACHE
 from hami.protocol.views import Pod
@@ -110,7 +111,7 @@ class ExactAllocator:
         self._mig = mig
         self._ledger = Ledger(cluster, workspace)
         self._names: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._running: set[asyncio.Task[None]] = set()
+        self._running = Running()
         self._marked: set[str] = set()  # pods by UID; the watch may not show it yet
         self._storage_told = float("-inf")
 
@@ -125,8 +126,7 @@ class ExactAllocator:
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for calls that have begun, at most ``timeout_s``."""
-        if self._running:
-            await asyncio.wait(self._running, timeout=timeout_s)
+        await self._running.drain(timeout_s)
 
     async def run(self, resource: str) -> None:
         """Follow the pods; mark pods whose mark was lost, remove documents that nobody holds. For ever."""
@@ -162,7 +162,7 @@ class ExactAllocator:
         """
         if not call.device_ids:
             raise RefusedError("a PreStartContainer call needs at least one device id")
-        await asyncio.shield(self._spawn(self._prepare(call)))
+        await asyncio.shield(self._running.start(self._prepare(call)))
 
     async def collect(self, resource: str, keep_s: float) -> None:
         """Remove documents older than ``keep_s`` whose container kubelet does not know any more."""
@@ -230,7 +230,7 @@ class ExactAllocator:
             "exact.prepared",
             extra={"pod": f"{pod.namespace}/{pod.name}", "container": container, "document": name},
         )
-        self._spawn(self._settle(pod))
+        self._running.start(self._settle(pod))
 
     def _limits(self, pod: Pod, given: Given, first: Entry | None, call: Call) -> dict[str, str]:
         cache = (first.limits.get(ENV_SHARED_CACHE) if first else None) or cache_path(
@@ -357,14 +357,3 @@ class ExactAllocator:
         """The containers of ``pod`` that have an answer, with the Unix seconds of the last one."""
         entries = [self._ledger.checkpoint.get(pod.uid, item.name) for item in pod.slots]
         return {entry.container: entry.answered_at for entry in entries if entry is not None}
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-        return task
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # kubelet may have hung up; then nobody else retrieves it

@@ -36,6 +36,7 @@ from hami.node.plugin.ledger import Ledger
 from hami.node.plugin.pending import Popped, Taken, failure, find_pod, lock_is_ahead, remaining, take
 from hami.node.plugin.preferred import Choice, align, preferred_for_containers
 from hami.node.plugin.workspace import Workspace, tell_mount_point
+from hami.node.running import Running
 from hami.protocol.allocation import Slot, is_consumed
 from hami.protocol.errors import ProtocolError
 from hami.protocol.keys import MIG_ALLOCATIONS, NODE_LOCK
@@ -97,7 +98,7 @@ class Allocator:
         self._serial = asyncio.Lock()
         self._ledger = Ledger(cluster, workspace)
         self._recent: OrderedDict[tuple[tuple[str, ...], ...], _Given] = OrderedDict()
-        self._running: set[asyncio.Task[tuple[Answer, ...]]] = set()
+        self._running = Running()
 
     async def restore(self, limits_files: bool) -> None:
         """At start: read the checkpoint and drop pods that are gone; with ``limits_files`` write the files of
@@ -121,10 +122,7 @@ class Allocator:
         Raises :class:`NoBindingPodError` (nothing was written) or :class:`AllocateError` (the pod is marked
         as failed).
         """
-        task = asyncio.create_task(self._allocate(requests, settings, delivery))
-        self._running.add(task)
-        task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
+        return await asyncio.shield(self._running.start(self._allocate(requests, settings, delivery)))
 
     async def preferred(self, choices: Sequence[Choice]) -> tuple[tuple[str, ...], ...]:
         """Preferred ids per container; empty whenever the pod or its allocation is not known."""
@@ -138,13 +136,7 @@ class Allocator:
 
     async def drain(self, timeout_s: float) -> None:
         """Wait for allocations that have begun, at most ``timeout_s``."""
-        if self._running:
-            await asyncio.wait(self._running, timeout=timeout_s)
-
-    def _finished(self, task: asyncio.Task[tuple[Answer, ...]]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # somebody may have hung up; then nobody else retrieves it
+        await self._running.drain(timeout_s)
 
     async def _allocate(
         self, requests: Sequence[Sequence[str]], settings: Settings, delivery: Delivery
