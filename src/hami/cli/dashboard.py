@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from hami.cli.common import fail
+from hami.cli.common import fail, verbosity_option
 from hami.cli.connection import cluster_options
 
 _EPILOG = """\b
@@ -87,9 +87,9 @@ Examples:
 @click.option("--node-label-selector", default="", metavar="K=V,...", help="As the scheduler's flag.")
 @click.option("--enable-ascend", is_flag=True, help="As the scheduler's flag.")
 @click.option("--enable-iluvatar", is_flag=True, help="As the scheduler's flag.")
-@click.option("-v", "--v", "verbosity", metavar="N", default="0", help="Log level; 4 and more: debug.")
+@verbosity_option
 @cluster_options
-def command(kubeconfig: Path | None, context: str, verbosity: str, **flags: Any) -> None:
+def command(kubeconfig: Path | None, context: str, verbosity: int, **flags: Any) -> None:
     """Serve one web page about the cluster's cards: what is granted and used, which pod holds which part of
     which card, and why pods wait, with what would help. It only reads: it lists and watches nodes, pods and
     quotas, and asks the nodes' monitors. It needs no Prometheus.
@@ -102,10 +102,7 @@ def command(kubeconfig: Path | None, context: str, verbosity: str, **flags: Any)
     from hami.kube.logs import level_from_verbosity, setup_logging
     from hami.protocol.errors import HamiError
 
-    level = verbosity.removeprefix("=")
-    if not (level.isascii() and level.isdigit()):
-        raise click.BadParameter(f"{level!r} is not a number", param_hint="-v")
-    setup_logging(level_from_verbosity(int(level)))
+    setup_logging(level_from_verbosity(verbosity))
     url = flags["prometheus_url"]
     if url and not url.startswith(("http://", "https://")):
         raise click.BadParameter(f"{url!r} is no http:// or https:// URL", param_hint="--prometheus-url")

@@ -2,34 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable, Sequence
 from importlib.metadata import version as package_version
 from pathlib import Path
 from typing import Any
 
 import click
-from click.decorators import FC
 
-from hami.cli.common import SWITCH, fail, node_process_options
-
-
-def _switch(
-    *names: str, envvar: str | Sequence[str], text: str, default: bool | None = False
-) -> Callable[[FC], FC]:
-    """A boolean that takes ``--flag``, ``--flag=true`` and ``--flag=false``."""
-    return click.option(
-        *names,
-        type=bool,
-        metavar=SWITCH,
-        is_flag=False,
-        flag_value="true",
-        default=None if default is None else str(default).lower(),
-        envvar=envvar,
-        show_default=default is not None,
-        help=text,
-    )
+from hami.cli.common import node_process_options, run_node_process, switch
 
 
 @click.group(name="device-plugin", invoke_without_command=True)
@@ -53,7 +33,7 @@ def _switch(
     show_default=True,
     help="How MIG devices that are there are offered: none, single or mixed.",
 )
-@_switch("--fail-on-init-error", envvar="FAIL_ON_INIT_ERROR", default=True, text="End when NVML is missing.")
+@switch("--fail-on-init-error", envvar="FAIL_ON_INIT_ERROR", default=True, text="End when NVML is missing.")
 @click.option(
     "--nvidia-driver-root",
     envvar="NVIDIA_DRIVER_ROOT",
@@ -76,7 +56,7 @@ def _switch(
     show_default=True,
     help="Where the driver's root is mounted in this container.",
 )
-@_switch("--pass-device-specs", envvar="PASS_DEVICE_SPECS", text="Also answer device nodes.")
+@switch("--pass-device-specs", envvar="PASS_DEVICE_SPECS", text="Also answer device nodes.")
 @click.option(
     "--device-list-strategy",
     envvar="DEVICE_LIST_STRATEGY",
@@ -91,9 +71,9 @@ def _switch(
     show_default=True,
     help="What the container runtime is told of cards: uuid or index.",
 )
-@_switch("--gdrcopy-enabled", envvar="GDRCOPY_ENABLED", text="Give containers GDRCopy.")
-@_switch("--gds-enabled", envvar="GDS_ENABLED", text="Give containers GPUDirect Storage.")
-@_switch("--mofed-enabled", envvar="MOFED_ENABLED", text="Give containers the nodes of MOFED.")
+@switch("--gdrcopy-enabled", envvar="GDRCOPY_ENABLED", text="Give containers GDRCopy.")
+@switch("--gds-enabled", envvar="GDS_ENABLED", text="Give containers GPUDirect Storage.")
+@switch("--mofed-enabled", envvar="MOFED_ENABLED", text="Give containers the nodes of MOFED.")
 @click.option(
     "--kubelet-socket",
     envvar="KUBELET_SOCKET",
@@ -128,7 +108,7 @@ def _switch(
     default="",
     help="IMEX channels that containers get: 0, or none (default).",
 )
-@_switch("--imex-required", envvar="IMEX_REQUIRED", text="Do not serve without these IMEX channels.")
+@switch("--imex-required", envvar="IMEX_REQUIRED", text="Do not serve without these IMEX channels.")
 @click.option("--node-name", envvar="NodeName", default=None, help="Overrides $NODE_NAME.")
 @click.option(
     "--device-split-count",
@@ -151,7 +131,7 @@ def _switch(
     default=None,
     help="Cores offered per card, as a multiple of 100 %; overrides deviceCoreScaling.",
 )
-@_switch("--disable-core-limit", envvar="DISABLE_CORE_LIMIT", default=None, text="Never limit cores.")
+@switch("--disable-core-limit", envvar="DISABLE_CORE_LIMIT", default=None, text="Never limit cores.")
 @click.option("--resource-name", default=None, help="Overrides resourceCountName.")
 @click.option(
     "--allocation-mode",
@@ -172,7 +152,7 @@ def _switch(
     help="host:port of /metrics (the host PID broker's counters); empty: not served.",
 )
 @click.option("--host-root", default="", help="Keep all host paths below this directory (tests, demo).")
-@_switch("--limits-file", envvar="LIMITS_FILE", default=True, text="Mount a limits file into containers.")
+@switch("--limits-file", envvar="LIMITS_FILE", default=True, text="Mount a limits file into containers.")
 @click.option(
     "--library",
     type=click.Path(path_type=Path),
@@ -189,23 +169,13 @@ def command(context: click.Context, /, **flags: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from hami.kube.logs import level_from_verbosity, setup_logging
     from hami.node.plugin.process import run_device_plugin
-    from hami.protocol.errors import HamiError
 
-    setup_logging(level_from_verbosity(_number(flags["verbosity"])))
-    try:
-        asyncio.run(run_device_plugin(_process_config(_with_file_flags(context, flags))))
-    except (HamiError, OSError) as error:
-        fail("plugin.failed", error)
-
-
-def _number(text: str) -> int:
-    """A verbosity as klog takes it: ``4`` and, after ``-v``, ``=4``."""
-    digits = text.removeprefix("=")
-    if not (digits.isascii() and digits.isdigit()):
-        raise click.BadParameter(f"{text!r} is not a number", param_hint="-v")
-    return int(digits)
+    run_node_process(
+        flags["verbosity"],
+        lambda: run_device_plugin(_process_config(_with_file_flags(context, flags))),
+        "plugin.failed",
+    )
 
 
 @command.command()

@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Callable
 from importlib.metadata import version as package_version
 from typing import Any
 
 import click
-from click.decorators import FC
 
-from hami.cli.common import SWITCH, fail, node_process_options
+from hami.cli.common import KLOG, ignored, node_process_options, run_node_process, switch
 from hami.protocol.keys import ENV_HOOK_PATH, ENV_NODE_NAME
 
-_KLOG = (
-    "logtostderr",
-    "vmodule",
-    "stderrthreshold",
-    "alsologtostderr",
-    "log_dir",
-    "log_file",
-    "log_file_max_size",
-    "add_dir_header",
-    "skip_headers",
-    "one_output",
-    "skip_log_headers",
-    "log_backtrace_at",
-)
 _REQUIRED = {
     ENV_HOOK_PATH: "the device plugin's folder on the host, usually /usr/local/vgpu",
     ENV_NODE_NAME: "the name of this node, fieldRef spec.nodeName",
@@ -36,37 +19,16 @@ _MIN_RESYNC_S = 60.0
 _DEFAULT_RESYNC_S = 300.0
 
 
-def _switch(name: str, default: bool, text: str) -> Callable[[FC], FC]:
-    """A boolean that takes ``--flag``, ``--flag=true`` and ``--flag=false``."""
-    return click.option(
-        name,
-        type=bool,
-        metavar=SWITCH,
-        is_flag=False,
-        flag_value="true",
-        default=str(default).lower(),
-        show_default=True,
-        help=text,
-    )
-
-
-def _klog(command: FC) -> FC:
-    """HAMi's logging flags: accepted and ignored."""
-    for name in _KLOG:
-        command = click.option(f"--{name}", f"klog_{name}", is_flag=False, flag_value="true", hidden=True)(
-            command
-        )
-    return command
-
-
 @click.group(name="monitor", invoke_without_command=True)
 @click.option("--metrics-bind-address", default=":9394", show_default=True, help="Address of /metrics.")
-@_switch("--legacy-metrics", False, "Also emit the metric names used before 2.9.")
-@_switch("--emit-allocated", True, "Emit limits of containers that have not used CUDA yet.")
-@_switch("--activity-from-last-kernel", True, "Also judge activity by the time of the last kernel.")
+@switch("--legacy-metrics", text="Also emit the metric names used before 2.9.")
+@switch("--emit-allocated", default=True, text="Emit limits of containers that have not used CUDA yet.")
+@switch(
+    "--activity-from-last-kernel", default=True, text="Also judge activity by the time of the last kernel."
+)
 @click.option("--host-root", default="", help="Keep all host paths below this directory (tests, demo).")
 @node_process_options
-@_klog
+@ignored(KLOG)
 @click.pass_context
 def command(context: click.Context, /, **flags: Any) -> None:
     """Metrics of the containers' device use, and priorities.
@@ -76,18 +38,9 @@ def command(context: click.Context, /, **flags: Any) -> None:
     """
     if context.invoked_subcommand is not None:
         return
-    from hami.kube.logs import level_from_verbosity, setup_logging
     from hami.node.monitor.process import run_monitor
-    from hami.protocol.errors import HamiError
 
-    text = flags["verbosity"].removeprefix("=")
-    if not (text.isascii() and text.isdigit()):
-        raise click.BadParameter(f"{text!r} is not a number", param_hint="-v")
-    setup_logging(level_from_verbosity(int(text)))
-    try:
-        asyncio.run(run_monitor(_process_config(flags)))
-    except (HamiError, OSError) as error:
-        fail("monitor.failed", error)
+    run_node_process(flags["verbosity"], lambda: run_monitor(_process_config(flags)), "monitor.failed")
 
 
 @command.command()
@@ -112,10 +65,10 @@ def _process_config(flags: dict[str, Any]) -> Any:
     for name, meaning in _REQUIRED.items():
         if not os.environ.get(name):
             raise SettingsError(f"required environment variable {name} not set: {meaning}")
-    ignored = sorted(name for name in _KLOG if flags.get(f"klog_{name}") is not None)
-    if ignored:
-        log.info("flags.ignored", extra={"flags": ignored})
-    shown = {name: str(value) for name, value in sorted(flags.items()) if not name.startswith("klog_")}
+    given = [name for name in KLOG if flags[name] is not None]
+    if given:
+        log.info("flags.ignored", extra={"flags": given})
+    shown = {name: str(value) for name, value in sorted(flags.items()) if name not in KLOG}
     log.info("flags", extra={"values": shown})
     return ProcessConfig(
         options=MonitorOptions(
@@ -126,10 +79,10 @@ def _process_config(flags: dict[str, Any]) -> Any:
             activity_from_last_kernel=flags["activity_from_last_kernel"],
             pod_cgroups=not flags["host_root"],
         ),
-        address=flags["metrics_bind_address"],
         hook=os.environ[ENV_HOOK_PATH].rstrip("/"),
         host_root=flags["host_root"].rstrip("/"),
         nvml_library=LIBRARY,
+        metrics_address=flags["metrics_bind_address"],
         kube_qps=flags["kube_qps"],
         kube_burst=flags["kube_burst"],
     )

@@ -8,15 +8,14 @@ import os
 import platform
 import socket
 import sys
-from collections.abc import Callable
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
-from click.decorators import FC
 
-from hami.cli.common import SWITCH, fail
+from hami.cli.common import KLOG, fail, ignored, switch
 from hami.protocol.durations import parse_duration
 from hami.protocol.errors import DurationError, HamiError
 from hami.protocol.keys import ENV_NODELOCK_EXPIRE, ENV_POD_NAME, ENV_POD_NAMESPACE
@@ -52,20 +51,6 @@ _LEGACY = (
     "enflame-vgcu-legacy-resource-name",
     "enflame-vgcu-percentage-resource-name",
 )
-_KLOG = (
-    "add_dir_header",
-    "alsologtostderr",
-    "log_backtrace_at",
-    "log_dir",
-    "log_file",
-    "log_file_max_size",
-    "logtostderr",
-    "one_output",
-    "skip_headers",
-    "skip_log_headers",
-    "stderrthreshold",
-    "vmodule",
-)
 _TRUE = frozenset({"1", "t", "T", "true", "TRUE", "True"})
 _FALSE = frozenset({"0", "f", "F", "false", "FALSE", "False"})
 
@@ -93,27 +78,7 @@ def _level(value: str) -> int:
     return int(text)
 
 
-def _bool_flag(name: str, default: str, text: str) -> Callable[[FC], FC]:
-    # the value is optional, as in Go: "--flag" alone means true
-    return click.option(
-        f"--{name}",
-        type=_boolean,
-        metavar=SWITCH,
-        is_flag=False,
-        flag_value="true",
-        default=default,
-        show_default=True,
-        help=text,
-    )
-
-
-def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
-    def decorate(function: FC) -> FC:
-        for name in names:
-            function = click.option(f"--{name}", is_flag=False, flag_value="true", hidden=True)(function)
-        return function
-
-    return decorate
+_switch = partial(switch, parse=_boolean)
 
 
 @click.group(invoke_without_command=True)
@@ -164,7 +129,7 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
     "--kube-burst", type=int, default=100, show_default=True, help="Requests to Kubernetes at once."
 )
 @click.option("--kube-timeout", type=int, default=0, show_default=True, help="Seconds per request; 0: 30.")
-@_bool_flag("profiling", "false", "Serve /debug/pprof/.")
+@_switch("--profiling", text="Serve /debug/pprof/.")
 @click.option(
     "--node-lock-timeout",
     type=_duration,
@@ -181,17 +146,17 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
     help="How long members of a pod group wait for a locked node, 25s at most, since kube-scheduler hangs up "
     "after 30s; 0: not at all.",
 )
-@_bool_flag(
-    "force-overwrite-default-scheduler",
-    "true",
-    "The webhook also takes pods that name the default scheduler.",
+@_switch(
+    "--force-overwrite-default-scheduler",
+    default=True,
+    text="The webhook also takes pods that name the default scheduler.",
 )
-@_bool_flag("leader-elect", "false", "Act only while the Lease names this host.")
+@_switch("--leader-elect", text="Act only while the Lease names this host.")
 @click.option(
     "--leader-elect-resource-name", default="", help="Lease of kube-scheduler, whose holder is the leader."
 )
 @click.option("--leader-elect-resource-namespace", default="", help="Namespace of the Lease.")
-@_bool_flag("legacy-metrics", "false", "Also export the metric names used before 2.9.")
+@_switch("--legacy-metrics", text="Also export the metric names used before 2.9.")
 @click.option("--device-config-file", default="", metavar="FILE", help="device-config.yaml (required).")
 @click.option(
     "--reservation-timeout",
@@ -211,19 +176,18 @@ def _ignored(names: tuple[str, ...]) -> Callable[[FC], FC]:
 @click.option(
     "--max-request-bytes", type=int, default=32 << 20, show_default=True, help="Longest request body."
 )
-@_bool_flag(
-    "remote-extender",
-    "false",
-    "Serve /bind and more than dry runs to other hosts too: whoever reaches the port can bind pods.",
+@_switch(
+    "--remote-extender",
+    text="Serve /bind and more than dry runs to other hosts too: whoever reaches the port can bind pods.",
 )
-@_bool_flag("debug", "false", "Accepted, no effect.")
-@_bool_flag("enable-ascend", "false", "Schedule Ascend devices.")
-@_bool_flag("enable-iluvatar", "false", "Schedule Iluvatar devices.")
+@_switch("--debug", text="Accepted, no effect.")
+@_switch("--enable-ascend", text="Schedule Ascend devices.")
+@_switch("--enable-iluvatar", text="Schedule Iluvatar devices.")
 @click.option(
     "-v", "--v", "verbosity", type=_level, metavar="N", default="0", help="Log level; 4 and more: debug."
 )
-@_ignored(_KLOG)
-@_ignored(_LEGACY)
+@ignored(KLOG)
+@ignored(_LEGACY)
 @click.pass_context
 def command(ctx: click.Context, /, **flags: Any) -> None:
     """Scheduler extender, admission webhook and metrics.

@@ -50,6 +50,16 @@ class Handler(Protocol[T_contra]):
     def on_delete(self, obj: T_contra, /) -> None: ...
 
 
+class Unheard:
+    """A `Handler` of changes that nobody acts on: the values are looked up."""
+
+    def on_add(self, obj: object, /) -> None: ...
+
+    def on_update(self, old: object, new: object, /) -> None: ...
+
+    def on_delete(self, obj: object, /) -> None: ...
+
+
 @dataclass(slots=True)
 class Counters:
     """What has happened so far, for metrics."""

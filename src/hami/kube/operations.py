@@ -30,6 +30,11 @@ class Selection:
         return {key: value for key, value in pairs.items() if value}
 
 
+def pods_of_node(name: str) -> Selection:
+    """The pods bound to a node."""
+    return Selection(field_selector=f"spec.nodeName={name}")
+
+
 class _ListMeta(msgspec.Struct):
     resource_version: str = msgspec.field(default="", name="resourceVersion")
     continue_token: str = msgspec.field(default="", name="continue")

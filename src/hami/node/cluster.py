@@ -11,7 +11,7 @@ import msgspec
 
 from hami.kube.client import Client
 from hami.kube.events import EventRecorder, ObjectRef
-from hami.kube.operations import Selection, list_pages, patch_metadata
+from hami.kube.operations import list_pages, patch_metadata, pods_of_node
 from hami.kube.resources import NODES, PODS
 from hami.protocol.views import Node, Pod, decode
 
@@ -69,9 +69,8 @@ class KubeCluster:
         return decode(await self._client.get(NODES, self.node_name, msgspec.Raw, timeout_s=_TIMEOUT_S), Node)
 
     async def pods(self) -> list[Pod]:
-        selection = Selection(field_selector=f"spec.nodeName={self.node_name}")
         found: list[Pod] = []
-        async for page in list_pages(self._client, PODS, selection):
+        async for page in list_pages(self._client, PODS, pods_of_node(self.node_name)):
             found += [decode(item, Pod) for item in page.items]
         return found
 

@@ -171,14 +171,26 @@ class EventSource(Protocol):
         ...
 
 
-def resolve_library(driver_root: str) -> str:
-    """Path of NVML below the driver root as mounted in this container, else the bare soname."""
+class EventOpener(Protocol):
+    """Where event sources come from."""
+
+    def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
+        """A source for ``gpus`` and the UUIDs that cannot be watched; raises :class:`NvmlError`."""
+        ...
+
+
+class NvmlWithEvents(Nvml, EventOpener, Protocol):
+    """NVML as the plugin and the monitor need it."""
+
+
+def resolve_library(driver_root: str, name: str = LIBRARY) -> str:
+    """Path of a driver's library below the driver root as mounted in this container, else the bare soname."""
     if driver_root not in ("", "/"):
         for folder in LIBRARY_FOLDERS:
-            candidate = Path(driver_root, folder, LIBRARY)
+            candidate = Path(driver_root, folder, name)
             if candidate.is_file():
                 return str(candidate)
-    return LIBRARY
+    return name
 
 
 class NvmlSession:

@@ -7,8 +7,8 @@ from typing import Protocol
 import msgspec
 
 from hami.kube.client import Client
-from hami.kube.informer import Informer
-from hami.kube.operations import Selection
+from hami.kube.informer import Informer, Unheard
+from hami.kube.operations import pods_of_node
 from hami.kube.resources import PODS
 from hami.protocol.views import Pod
 
@@ -37,8 +37,9 @@ class WatchedPods:
     """:class:`PodSource` on an informer."""
 
     def __init__(self, client: Client, node_name: str) -> None:
-        selection = Selection(field_selector=f"spec.nodeName={node_name}")
-        self._informer = Informer(client, PODS, msgspec.json.Decoder(Pod).decode, _Quiet(), selection)
+        self._informer: Informer[Pod] = Informer(
+            client, PODS, msgspec.json.Decoder(Pod).decode, Unheard(), pods_of_node(node_name)
+        )
 
     def seen(self, namespace: str, name: str) -> Pod | None:
         return self._informer.get(name, namespace)
@@ -51,13 +52,3 @@ class WatchedPods:
 
     async def run(self) -> None:
         await self._informer.run()
-
-
-class _Quiet:
-    """Nothing happens on a change: the copies are looked up when kubelet asks."""
-
-    def on_add(self, pod: Pod, /) -> None: ...
-
-    def on_update(self, old: Pod, new: Pod, /) -> None: ...
-
-    def on_delete(self, pod: Pod, /) -> None: ...

@@ -10,7 +10,7 @@ import msgspec
 
 from hami.kube.client import Client
 from hami.kube.informer import Informer
-from hami.kube.operations import Selection
+from hami.kube.operations import pods_of_node
 from hami.kube.resources import PODS
 from hami.protocol.views import Pod
 
@@ -23,8 +23,9 @@ class WatchedChanges:
 
     def __init__(self, client: Client, node_name: str) -> None:
         self._changed = asyncio.Event()
-        selection = Selection(field_selector=f"spec.nodeName={node_name}")
-        self._informer = Informer(client, PODS, msgspec.json.Decoder(Pod).decode, self, selection)
+        self._informer = Informer(
+            client, PODS, msgspec.json.Decoder(Pod).decode, self, pods_of_node(node_name)
+        )
 
     async def run(self) -> None:
         await self._informer.run()

@@ -6,13 +6,13 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from hami.node.errors import NvmlError, NvmlUnsupportedError
-from hami.node.nvml import EventSource, GpuIdentity, GpuMemory, GpuSensors, GpuUtilization, Nvml
+from hami.node.nvml import EventSource, GpuIdentity, GpuMemory, GpuSensors, GpuUtilization, NvmlWithEvents
 
 RETRY_S: Final = 30.0
 LOCK_OLD_S: Final = 600.0
@@ -23,14 +23,6 @@ _MISSES: Final = 3
 """Waits in a row without an XID after which there is none: one may have met another kind of event."""
 
 log = logging.getLogger(__name__)
-
-
-class HostNvml(Nvml, Protocol):
-    """NVML as the monitor needs it."""
-
-    def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
-        """A source of XID events of ``gpus``, and the UUIDs of those that cannot be watched."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +51,7 @@ class HostReader:
 
     def __init__(
         self,
-        nvml: HostNvml,
+        nvml: NvmlWithEvents,
         mig_lock: str,
         *,
         clock: Callable[[], float] = time.monotonic,

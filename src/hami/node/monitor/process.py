@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
 
-from hami.kube.client import Client, Limits
-from hami.kube.config import load_config
+from hami.kube.client import Client
 from hami.kube.events import EventRecorder, ObjectRef
-from hami.kube.informer import Informer
-from hami.kube.operations import Selection, list_pages
+from hami.kube.informer import Informer, Unheard
+from hami.kube.operations import list_pages, pods_of_node
 from hami.kube.resources import PODS
 from hami.node.monitor.claims import LimitsFolder
 from hami.node.monitor.garbage import Garbage
@@ -25,39 +24,22 @@ from hami.node.monitor.service import Monitor, MonitorOptions, cancel_and_wait
 from hami.node.monitor.tracker import Tracker
 from hami.node.nvml import NvmlSession
 from hami.node.paths import MIG_LOCK_NAME
+from hami.node.process import FLUSH_S, NodeProcess
 from hami.protocol.build import build_labels
 
 MIG_LOCK = f"/tmp/hami/{MIG_LOCK_NAME}"  # noqa: S108 - WIRE with the device plugin; only looked at
 USER_AGENT = "hami-monitor"
-FLUSH_S = 3.0
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessConfig:
+class ProcessConfig(NodeProcess):
     """Everything the command line and the environment say. ``hook`` is HOOK_PATH as the monitor has it."""
 
     options: MonitorOptions
-    address: str
     hook: str
     host_root: str
-    nvml_library: str
-    kube_qps: float
-    kube_burst: int
-
-
-class _Ignore:
-    """The informer keeps the pods; nobody needs the single changes."""
-
-    def on_add(self, obj: PodInfo, /) -> None:
-        pass
-
-    def on_update(self, old: PodInfo, new: PodInfo, /) -> None:
-        pass
-
-    def on_delete(self, obj: PodInfo, /) -> None:
-        pass
 
 
 class PodWatch:
@@ -65,8 +47,8 @@ class PodWatch:
 
     def __init__(self, client: Client, node: str) -> None:
         self._client = client
-        self._selection = Selection(field_selector=f"spec.nodeName={node}")
-        self.informer: Informer[PodInfo] = Informer(client, PODS, pod_info, _Ignore(), self._selection)
+        self._selection = pods_of_node(node)
+        self.informer: Informer[PodInfo] = Informer(client, PODS, pod_info, Unheard(), self._selection)
 
     @property
     def synced(self) -> bool:
@@ -85,11 +67,10 @@ class PodWatch:
 
 async def run_monitor(config: ProcessConfig) -> None:
     """Run until SIGINT or SIGTERM. Raises :class:`hami.protocol.errors.HamiError` when it cannot start."""
-    listener = listen(config.address)
+    listener = listen(config.metrics_address)
     base = f"{config.host_root}{config.hook}"
     log.info("monitor.start", extra={"containers": f"{base}/containers", "node": config.options.node})
-    limits = Limits(qps=config.kube_qps, burst=config.kube_burst)
-    async with Client(load_config(), limits, user_agent=USER_AGENT) as client:
+    async with config.client(USER_AGENT) as client:
         pods = PodWatch(client, config.options.node)
         nvml = NvmlSession(config.nvml_library)
         recorder = EventRecorder(client, USER_AGENT, config.options.node)

@@ -8,11 +8,11 @@ import random
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from hami.kube.ratelimit import Backoff
 from hami.node.errors import NvmlError
-from hami.node.nvml import EventSource, GpuIdentity, XidEvent
+from hami.node.nvml import EventOpener, EventSource, GpuIdentity, XidEvent
 from hami.node.plugin.board import Board
 from hami.node.plugin.health_rules import XidRules
 
@@ -21,14 +21,6 @@ WAIT_S: Final = 0.5
 _BACKOFF_S: Final = (1.0, 30.0)
 
 log = logging.getLogger(__name__)
-
-
-class EventOpener(Protocol):
-    """Where event sources come from."""
-
-    def watch(self, gpus: Sequence[GpuIdentity]) -> tuple[EventSource, tuple[str, ...]]:
-        """A source for ``gpus`` and the UUIDs that cannot be watched; raises :class:`NvmlError`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hami.kube.client import Client, Limits
-from hami.kube.config import load_config
+from hami.kube.client import Client
 from hami.kube.events import EventRecorder
 from hami.node.cluster import KubeCluster
 from hami.node.config import Overrides
@@ -44,38 +43,33 @@ from hami.node.plugin.platform import Platform, choose, look
 from hami.node.plugin.recovery_rules import RecoveryMode
 from hami.node.plugin.service import DevicePlugin, ExactSide
 from hami.node.plugin.workspace import Workspace
+from hami.node.process import FLUSH_S, NodeProcess
 from hami.protocol.keys import MODE_LOCK
 
 COMPONENT = "hami-device-plugin"
-_FLUSH_S = 3.0
 FILES_EVERY_S = 5.0
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessConfig:
-    """Everything the command line and the environment say."""
+class ProcessConfig(NodeProcess):
+    """Everything the command line and the environment say; ``/metrics`` is not served at an empty address."""
 
     node_name: str
     device_config: Path
     node_config: Path
     given: Overrides
     options: PluginOptions
-    nvml_library: str
     library: Path | None
     """The library that must be installed on the host; None: nothing is verified."""
     lock_timeout_s: float
-    kube_qps: float
-    kube_burst: int
     allocation_mode: str = MODE_LOCK
     """``auto``, ``lock`` or ``exact``."""
     scheduler_name: str = "hami-scheduler"
     """Named to users whose pod was not scheduled by it."""
     discovery: str = "auto"
     """``auto``, ``nvml`` or ``tegra``."""
-    metrics_address: str = ""
-    """``host:port`` of ``/metrics``; empty: not served."""
 
 
 async def run_device_plugin(config: ProcessConfig) -> None:
@@ -83,14 +77,13 @@ async def run_device_plugin(config: ProcessConfig) -> None:
     start.
     """
     config = await asyncio.to_thread(_verified, config)
-    limits = Limits(qps=config.kube_qps, burst=config.kube_burst)
-    async with Client(load_config(), limits, user_agent=COMPONENT) as client:
+    async with config.client(COMPONENT) as client:
         recorder = EventRecorder(client, COMPONENT, config.node_name)
         sending = asyncio.create_task(recorder.run())
         try:
             await _serve(config, client, KubeCluster(client, recorder, config.node_name))
         finally:
-            await recorder.flush(_FLUSH_S)
+            await recorder.flush(FLUSH_S)
             sending.cancel()
             await asyncio.wait({sending})
 
@@ -198,7 +191,7 @@ async def _metrics_served(address: str, source: PluginMetrics) -> AsyncIterator[
         yield
     finally:
         server.stop()
-        await asyncio.wait({serving}, timeout=_FLUSH_S)
+        await asyncio.wait({serving}, timeout=FLUSH_S)
 
 
 def _exact_side(

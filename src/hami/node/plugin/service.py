@@ -25,7 +25,7 @@ from hami.node.mig.manager import FAILED
 from hami.node.mig.server import StaticMigService
 from hami.node.mig.side import MigSide, parts_of
 from hami.node.mig.static import NOTHING, Layout
-from hami.node.nvml import Nvml
+from hami.node.nvml import NvmlWithEvents
 from hami.node.paths import LOCK_PARENT
 from hami.node.plugin.allocator import Allocator
 from hami.node.plugin.answer import Delivery
@@ -34,7 +34,7 @@ from hami.node.plugin.cards import CardReader
 from hami.node.plugin.checker import CardChecker
 from hami.node.plugin.counters import PluginCounters
 from hami.node.plugin.delivery import build_delivery
-from hami.node.plugin.health import EventOpener, HealthWatcher
+from hami.node.plugin.health import HealthWatcher
 from hami.node.plugin.inventory import offered_cards
 from hami.node.plugin.options import PluginOptions
 from hami.node.plugin.platform import NoCards, Platform, refuse_cdi
@@ -59,10 +59,6 @@ _PRUNE_S: Final = 600.0
 _RESTORE_BACKOFF_S: Final = (0.5, 15.0)
 
 log = logging.getLogger(__name__)
-
-
-class NvmlWithEvents(Nvml, EventOpener, Protocol):
-    """NVML as the plugin needs it."""
 
 
 @dataclass(frozen=True, slots=True)

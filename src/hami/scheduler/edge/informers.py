@@ -12,7 +12,7 @@ from hami.kube.bugs import BugLog
 from hami.kube.client import Client
 from hami.kube.errors import KubeError
 from hami.kube.informer import Informer
-from hami.kube.operations import Selection, list_pages
+from hami.kube.operations import Selection, list_pages, pods_of_node
 from hami.kube.resources import LEASES, NODES, PODS, RESOURCE_QUOTAS
 from hami.protocol.keys import NODE_LOCK
 from hami.protocol.views import Lease, Metadata, Node, ObjectView, Pod, ResourceQuota, decode
@@ -190,8 +190,7 @@ class Informers:
 
     async def read_pods_of(self, node: str) -> None:
         """Take over the pods bound to a node as they are now, ahead of the watch; raises ``KubeError``."""
-        selection = Selection(field_selector=f"spec.nodeName={node}")
-        async for page in list_pages(self._client, PODS, selection):
+        async for page in list_pages(self._client, PODS, pods_of_node(node)):
             self.pods.absorb(page)
 
     async def pass_fresh_reads(self) -> None:
