@@ -9,11 +9,12 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from hami.answers.ours import component_of
 from hami.node.exact.mode import version_obstacle
 from hami.protocol.errors import LockFormatError, RegistrationError, TimestampError
 from hami.protocol.inventory import decode_json
 from hami.protocol.keys import (
-    COMPONENT_LABEL,
+    COMPONENT_PLUGIN,
     COMPONENT_SCHEDULER,
     NODE_CONFIG_APPLIED,
     NODE_LOCK,
@@ -25,7 +26,6 @@ from hami.protocol.members import map_of, objects_of
 from hami.protocol.timestamps import parse_rfc3339
 
 COUNT_RESOURCE: Final = "nvidia.com/gpu"
-COMPONENT_PLUGIN: Final = "hami-device-plugin"
 WEBHOOK: Final = "vgpu.hami.io"
 NAMES_SHOWN: Final = 4
 HASH_DIGITS: Final = 16
@@ -139,7 +139,7 @@ def _rivals(objects: Objects, nodes: Sequence[Object]) -> Check:
     for one in objects.daemonsets:
         spec = map_of(map_of(map_of(one, "spec"), "template"), "spec")
         images = [str(item.get("image", "")) for item in objects_of(spec, "containers")]
-        ours = _labels(one).get(COMPONENT_LABEL, "").startswith("hami-")
+        ours = component_of(one).startswith("hami-")
         elsewhere = nodes and not _selected(nodes, map_of(spec, "nodeSelector"))
         if not (ours or elsewhere) and any(_RIVAL.search(text) for text in (_name(one), *images)):
             found.append(f"{map_of(one, 'metadata').get('namespace')}/{_name(one)}")
@@ -285,7 +285,7 @@ def _selected(nodes: Iterable[Object], selector: Mapping[str, Any]) -> list[Obje
 def plugin_selector(daemonsets: Iterable[Object]) -> Mapping[str, Any]:
     """The node labels that HAMi's own DaemonSet asks for."""
     for one in daemonsets:
-        if _labels(one).get(COMPONENT_LABEL) == COMPONENT_PLUGIN:
+        if component_of(one) == COMPONENT_PLUGIN:
             return map_of(map_of(map_of(map_of(one, "spec"), "template"), "spec"), "nodeSelector")
     return {"gpu": "on"}
 
@@ -301,7 +301,7 @@ def _registered(node: Object) -> list[tuple[int, bool]]:
 
 
 def _component(pods: Iterable[Object], component: str) -> list[Object]:
-    return [one for one in pods if _labels(one).get(COMPONENT_LABEL) == component]
+    return [one for one in pods if component_of(one) == component]
 
 
 def _is_ready(pod: Object) -> bool:

@@ -13,12 +13,14 @@ from typing import Any, Final
 import msgspec
 
 from hami.answers.bundle import MAX_BYTES, Bundle, event_of
-from hami.answers.checks import COMPONENT_PLUGIN, WEBHOOK, Objects, plugin_selector, preflight, verify
-from hami.answers.collect import Overrides, collect, metrics_port
+from hami.answers.checks import WEBHOOK, Objects, plugin_selector, preflight, verify
+from hami.answers.collect import Overrides, collect
 from hami.answers.hashing import hash_names
 from hami.answers.inspection import inspect
 from hami.answers.lists import list_plain
 from hami.answers.locks import find_locks
+from hami.answers.monitors import MONITOR_PORT, metrics_port, proxied_metrics
+from hami.answers.ours import component_of, is_of_chart
 from hami.answers.render import check_lines, top_lines
 from hami.answers.replay import Replay
 from hami.answers.scrub import scrub, scrub_all, without_secrets
@@ -38,8 +40,9 @@ from hami.kube.resources import (
     Resource,
 )
 from hami.protocol.errors import HamiError
-from hami.protocol.keys import COMPONENT_LABEL, COMPONENT_SCHEDULER
+from hami.protocol.keys import COMPONENT_LABEL, COMPONENT_PLUGIN, COMPONENT_SCHEDULER
 from hami.protocol.members import map_of, objects_of
+from hami.vendors.request import containers_of
 
 LOG_LINES: Final = 2000
 TIMEOUT_S: Final = 120.0
@@ -55,7 +58,7 @@ _DASHBOARD: Final = "hami-dashboard"
 _COMPONENTS: Final = (COMPONENT_SCHEDULER, COMPONENT_PLUGIN, _DASHBOARD)
 _OURS: Final = f"{COMPONENT_LABEL} in ({', '.join(_COMPONENTS)})"
 _POD_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
-_DEFAULT_PORTS: Final = {COMPONENT_SCHEDULER: 9395, COMPONENT_PLUGIN: 9394}
+_DEFAULT_PORTS: Final = {COMPONENT_SCHEDULER: 9395, COMPONENT_PLUGIN: MONITOR_PORT}
 
 Object = dict[str, Any]
 
@@ -163,7 +166,7 @@ class _Gathering:
             (VALIDATING_POLICY_BINDINGS, every),
         ):
             found = await self._list(resource, selection)
-            self._keep(resource.plural, [one for one in found if selection is ours or _of_chart(one)])
+            self._keep(resource.plural, [one for one in found if selection is ours or is_of_chart(one)])
 
     async def _locks(self) -> None:
         found = await find_locks(self.client, self.now)
@@ -265,10 +268,9 @@ class _Gathering:
             return
 
     async def _metrics_of(self, pod: Object, port: int) -> None:
-        namespace, name = _names(pod)
-        path = PODS.path(namespace, f"{name}:{port}", "proxy/metrics")
+        name = _names(pod)[1]
         try:
-            data = await self.client.request("GET", path, timeout_s=_READ_TIMEOUT_S, max_bytes=_METRICS_BYTES)
+            data = await proxied_metrics(self.client, pod, port, _READ_TIMEOUT_S, _METRICS_BYTES)
         except KubeError as error:
             self.bundle.notes.append(f"metrics of {name}:{port}: {error}")
             return
@@ -332,12 +334,8 @@ def _names(obj: Mapping[str, Any]) -> tuple[str, str]:
 
 def _component(obj: Mapping[str, Any]) -> str:
     """Which of HAMi's programs it belongs to, "" where to none."""
-    name = str(map_of(map_of(obj, "metadata"), "labels").get(COMPONENT_LABEL, ""))
+    name = component_of(obj)
     return name if name in _COMPONENTS else ""
-
-
-def _of_chart(obj: Mapping[str, Any]) -> bool:
-    return str(map_of(map_of(obj, "metadata"), "labels").get("helm.sh/chart", "")).startswith("hami-")
 
 
 def _versions(found: Objects) -> dict[str, Any]:
@@ -348,12 +346,7 @@ def _versions(found: Objects) -> dict[str, Any]:
         members = ("kubeletVersion", "containerRuntimeVersion", "kernelVersion", "osImage", "architecture")
         text = ", ".join(str(info.get(member, "?")) for member in members)
         nodes[text] = nodes.get(text, 0) + 1
-    images = {
-        str(one.get("image"))
-        for pod in found.pods
-        for member in ("initContainers", "containers")
-        for one in objects_of(map_of(pod, "spec"), member)
-    }
+    images = {str(one.get("image")) for pod in found.pods for one in containers_of(pod)}
     charts = {str(map_of(map_of(one, "metadata"), "labels").get("helm.sh/chart")) for one in found.daemonsets}
     return {
         "kubernetes": found.version,
@@ -364,10 +357,9 @@ def _versions(found: Objects) -> dict[str, Any]:
 
 
 def _asked(pod: Mapping[str, Any]) -> Iterable[str]:
-    for member in ("initContainers", "containers"):
-        for container in objects_of(map_of(pod, "spec"), member):
-            for part in ("limits", "requests"):
-                yield from map_of(map_of(container, "resources"), part)
+    for container in containers_of(pod):
+        for part in ("limits", "requests"):
+            yield from map_of(map_of(container, "resources"), part)
 
 
 def _statuses(pod: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -388,9 +380,8 @@ def _restarts(status: Mapping[str, Any]) -> int:
 
 def _logs_of(pod: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """Containers, and of which run the log is meant."""
-    spec = map_of(pod, "spec")
     restarted = {one.get("name") for one in _statuses(pod) if _restarts(one)}
-    for container in [*objects_of(spec, "initContainers"), *objects_of(spec, "containers")]:
+    for container in containers_of(pod):
         name = container.get("name")
         yield str(name), _NOW
         if name in restarted:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hami.answers.checks import COMPONENT_PLUGIN, COUNT_RESOURCE, Objects
+from hami.answers.checks import COUNT_RESOURCE, Objects
 from hami.answers.collect import CONFIG_KEY, flags_of
 from hami.answers.lists import list_plain
+from hami.answers.ours import SCHEDULERS_AND_PLUGINS, containers_of_template, words_of
 from hami.kube.client import Client
 from hami.kube.errors import Forbidden, NotFound
 from hami.kube.operations import Selection
@@ -22,18 +23,16 @@ from hami.kube.resources import (
     RUNTIME_CLASSES,
     Resource,
 )
-from hami.protocol.keys import COMPONENT_LABEL, COMPONENT_SCHEDULER
-from hami.protocol.members import map_of, objects_of
+from hami.protocol.members import map_of
 from hami.vendors.config import ConfigError, parse_config
 
 NODE_CONFIG_KEY = "config.json"
-_OURS = f"{COMPONENT_LABEL} in ({COMPONENT_SCHEDULER}, {COMPONENT_PLUGIN})"
 
 
 async def inspect(client: Client, namespace: str = "") -> Objects:
     """Everything, in ``namespace`` ("": all) where it is HAMi's own. Raises ``KubeError``."""
     notes: dict[str, str] = {}
-    ours = Selection(namespace, label_selector=_OURS)
+    ours = Selection(namespace, label_selector=SCHEDULERS_AND_PLUGINS)
     version: Any = await client.json("GET", "/version", dict)
     configs = await _list(client, CONFIGMAPS, notes, ours)
     lease = _lease(await _list(client, DEPLOYMENTS, notes, ours))
@@ -79,9 +78,8 @@ def _count_resource(config: str | None) -> str:
 def _lease(deployments: Sequence[dict[str, Any]]) -> str:
     """Name of the Lease that replicas elect a leader by, "" where they do not."""
     for one in deployments:
-        spec = map_of(map_of(map_of(one, "spec"), "template"), "spec")
-        for container in objects_of(spec, "containers"):
-            flags = flags_of([*(container.get("command") or []), *(container.get("args") or [])])
+        for container in containers_of_template(one):
+            flags = flags_of(words_of(container))
             if "leader-elect" in flags:
                 elects = flags["leader-elect"] == "true"
                 return flags.get("leader-elect-resource-name", "hami-scheduler") if elects else ""

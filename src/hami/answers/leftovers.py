@@ -10,9 +10,10 @@ from typing import Any, Final
 import msgspec
 from cryptography import x509
 
-from hami.answers.checks import COMPONENT_PLUGIN, WEBHOOK
+from hami.answers.checks import WEBHOOK
 from hami.answers.errors import AnswerError
 from hami.answers.lists import list_plain
+from hami.answers.ours import SCHEDULERS_AND_PLUGINS, component_of, is_of_chart
 from hami.kube.client import Client
 from hami.kube.errors import NotFound
 from hami.kube.operations import Selection, patch_metadata
@@ -28,12 +29,11 @@ from hami.kube.resources import (
     VALIDATING_POLICY_BINDINGS,
     Resource,
 )
-from hami.protocol.keys import COMPONENT_LABEL, COMPONENT_SCHEDULER
+from hami.protocol.keys import COMPONENT_SCHEDULER
 from hami.protocol.members import map_of, objects_of
 
 PREFIX: Final = "hami.io/"
 POLICY_END: Final = "-allocation-keys"
-_OURS: Final = f"{COMPONENT_LABEL} in ({COMPONENT_SCHEDULER}, {COMPONENT_PLUGIN})"
 _DELETED: Final = (MUTATING_WEBHOOKS, VALIDATING_POLICY_BINDINGS, VALIDATING_POLICIES, SECRETS, LEASES)
 _BY_KIND: Final = {one.kind: one for one in _DELETED}
 
@@ -55,7 +55,7 @@ async def find_leftovers(client: Client, namespace: str, release: str, scheduler
     Raises ``KubeError``, and :class:`AnswerError` while HAMi is installed anywhere.
     """
     for resource in (DEPLOYMENTS, DAEMON_SETS):
-        for one in await _list(client, resource, Selection(label_selector=_OURS)):
+        for one in await _list(client, resource, Selection(label_selector=SCHEDULERS_AND_PLUGINS)):
             where = map_of(one, "metadata")
             raise AnswerError(
                 f"HAMi is still installed: {resource.kind} {where.get('namespace')}/{where.get('name')}; "
@@ -67,7 +67,7 @@ async def find_leftovers(client: Client, namespace: str, release: str, scheduler
         for hint in _hints_of_webhooks(one)
     ]
     for resource in (VALIDATING_POLICY_BINDINGS, VALIDATING_POLICIES):
-        policies = [_leftover(resource, one) for one in await _list(client, resource) if _is_of_chart(one)]
+        policies = [_leftover(resource, one) for one in await _list(client, resource) if is_of_chart(one)]
         found += [one for one in policies if one.name.endswith(POLICY_END)]
     # The chart begins the names of objects with the release, or with RELEASE-hami where that lacks "hami".
     schedulers = [f"{start}-scheduler" for start in (release, f"{release}-hami")]
@@ -85,7 +85,7 @@ async def find_leftovers(client: Client, namespace: str, release: str, scheduler
     classes = [
         _leftover(RUNTIME_CLASSES, one, "running pods may name it")
         for one in await _list(client, RUNTIME_CLASSES)
-        if _is_of_chart(one)
+        if is_of_chart(one)
     ]
     return [*found, *classes]
 
@@ -130,10 +130,6 @@ def _leftover(resource: Resource, obj: dict[str, Any], hint: str = "") -> Leftov
 # --- whose it is ------------------------------------------------------------------------------------------
 
 
-def _is_of_chart(obj: dict[str, Any]) -> bool:
-    return str(map_of(map_of(obj, "metadata"), "labels").get("helm.sh/chart", "")).startswith("hami-")
-
-
 def _hints_of_webhooks(configuration: dict[str, Any]) -> tuple[str, ...]:
     """One hint ("": it goes) for a configuration with a webhook of ours, nothing for another's."""
     names = [hook.get("name") for hook in objects_of(configuration, "webhooks")]
@@ -145,8 +141,7 @@ def _hints_of_webhooks(configuration: dict[str, Any]) -> tuple[str, ...]:
 
 def _hint_of_secret(secret: dict[str, Any], scheduler: str) -> str:
     """Why a Secret of our name is not ours: no label says so, and its certificate is for another server."""
-    labels = map_of(map_of(secret, "metadata"), "labels")
-    if labels.get(COMPONENT_LABEL) == COMPONENT_SCHEDULER or _is_of_chart(secret):
+    if component_of(secret) == COMPONENT_SCHEDULER or is_of_chart(secret):
         return ""
     namespace = map_of(secret, "metadata").get("namespace")
     wanted = f"{scheduler}.{namespace}.svc"

@@ -15,6 +15,7 @@ import msgspec
 from hami.answers.collect import flags_of
 from hami.answers.errors import AnswerError
 from hami.answers.lists import list_plain
+from hami.answers.ours import SCHEDULERS, scheduler_containers, words_of
 from hami.kube.client import JSON_PATCH, Client
 from hami.kube.errors import Forbidden, Invalid, NotFound
 from hami.kube.operations import Selection
@@ -27,8 +28,6 @@ from hami.protocol.keys import (
     BIND_PHASE,
     BIND_SUCCESS,
     CAMBRICON_LOCK,
-    COMPONENT_LABEL,
-    COMPONENT_SCHEDULER,
     ENV_NODELOCK_EXPIRE,
     NODE_LOCK,
 )
@@ -197,18 +196,14 @@ async def _pod(client: Client, owner: LockOwner) -> Holder:
 
 async def _timeout(client: Client, notes: list[str]) -> float:
     """Seconds until a lock is stale, as the scheduler's Deployment has it."""
-    ours = Selection(label_selector=f"{COMPONENT_LABEL}={COMPONENT_SCHEDULER}")
     try:
-        deployments = await list_plain(client, DEPLOYMENTS, ours)
+        deployments = await list_plain(client, DEPLOYMENTS, Selection(label_selector=SCHEDULERS))
     except Forbidden as error:
         notes.append(f"the scheduler's Deployment cannot be read, 5m is assumed: {error}")
         deployments = []
     for one in deployments:
-        spec = map_of(map_of(map_of(one, "spec"), "template"), "spec")
-        for container in objects_of(spec, "containers"):
-            words = [*(container.get("command") or []), *(container.get("args") or [])]
-            if "scheduler" in words[:2]:
-                return lock_timeout(_flag(flags_of(words)), _environment(container))
+        for container in scheduler_containers(one):
+            return lock_timeout(_flag(flags_of(words_of(container))), _environment(container))
     return lock_timeout(None, "")
 
 

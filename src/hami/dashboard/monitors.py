@@ -9,9 +9,10 @@ from typing import Any, Final, Literal
 
 import aiohttp
 
-from hami.answers.collect import metrics_port
 from hami.answers.errors import AnswerError, MetricsError
 from hami.answers.lists import list_plain
+from hami.answers.monitors import metrics_port, proxied_metrics, whole_body
+from hami.answers.ours import PLUGINS
 from hami.dashboard.reading import read_monitor
 from hami.dashboard.shapes import Source
 from hami.dashboard.store import Store
@@ -27,7 +28,6 @@ EVERY_S: Final = 30.0
 TIMEOUT_S: Final = 5.0
 MAX_BYTES: Final = 8 << 20
 _AT_ONCE: Final = 16
-_PLUGIN: Final = "app.kubernetes.io/component=hami-device-plugin"
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Monitors:
             self._store.report(Source("monitorPods", "off", "switched off with --monitors=none"))
             return
         try:
-            pods = await list_plain(self._client, PODS, Selection(self._namespace, label_selector=_PLUGIN))
+            pods = await list_plain(self._client, PODS, Selection(self._namespace, label_selector=PLUGINS))
         except (KubeError, AnswerError) as error:
             self._store.report(Source("monitorPods", "stale", str(error)[:300]))
             return
@@ -94,10 +94,7 @@ class Monitors:
 
     async def _read(self, pod: Pod) -> bytes:
         if self._way == "proxy":
-            metadata = pod["metadata"]
-            name = f"{metadata['name']}:{metrics_port(pod)}"
-            path = PODS.path(metadata["namespace"], name, "proxy/metrics")
-            return await self._client.request("GET", path, timeout_s=TIMEOUT_S, max_bytes=MAX_BYTES)
+            return await proxied_metrics(self._client, pod, metrics_port(pod), TIMEOUT_S, MAX_BYTES)
         address = str(map_of(pod, "status").get("podIP") or "")
         if not address:
             raise MetricsError("the monitor's pod has no address yet")
@@ -109,12 +106,7 @@ class Monitors:
         async with self._session.get(url, timeout=timeout, allow_redirects=False) as answer:
             if answer.status != 200:
                 raise MetricsError(f"the monitor answers HTTP {answer.status}")
-            whole = bytearray()
-            async for piece in answer.content.iter_any():
-                whole += piece
-                if len(whole) > MAX_BYTES:
-                    raise MetricsError(f"the monitor answers more than {MAX_BYTES} bytes")
-        return bytes(whole)
+            return await whole_body(answer, MAX_BYTES)
 
 
 def _is_running(pod: Pod) -> bool:

@@ -53,6 +53,7 @@ ROLE_LEADER: Final = "leader"
 ROLE_FOLLOWER: Final = "follower"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
 COMPONENT_SCHEDULER: Final = "hami-scheduler"
+COMPONENT_PLUGIN: Final = "hami-device-plugin"
 
 # --- nodes --------------------------------------------------------------------------------------------------
 

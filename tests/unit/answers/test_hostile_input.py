@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 
 from hami.answers import simulate as simulation
-from hami.answers.collect import Overrides, _usage
 from hami.answers.errors import AnswerError, SnapshotError
 from hami.answers.explain import explain
+from hami.answers.monitors import usage
 from hami.answers.render import explanation_lines, simulation_lines, top_lines
 from hami.answers.replay import Replay
 from hami.answers.simulate import pods_of_spec, simulate
@@ -189,7 +189,7 @@ async def test_one_monitor_that_talks_nonsense_takes_no_other_ones_figures_away(
         host, port = runner.addresses[0][:2]
         urls = tuple(f"http://{host}:{port}/{name}" for name in ("bad", "good", "odd"))
         notes: list[str] = []
-        containers, cards = await _usage(None, Overrides(monitor_urls=urls), notes)  # type: ignore[arg-type]
+        containers, cards = await usage(None, "", urls, notes)  # type: ignore[arg-type]
     finally:
         await runner.cleanup()
     assert containers == []

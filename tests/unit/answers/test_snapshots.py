@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from hami.answers import snapshot as snapshots
-from hami.answers.collect import metrics_port
 from hami.answers.errors import SnapshotError
 from hami.answers.explain import explain
 from hami.answers.hashing import hash_names
+from hami.answers.monitors import metrics_port
 from hami.answers.redact import Redaction
 from hami.answers.replay import Replay, profiles_of
 from hami.answers.snapshot import ContainerUse, decode_snapshot, encode_snapshot
