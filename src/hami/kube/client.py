@@ -2,7 +2,7 @@
 
 Every request is limited (client-side rate, time, size of the answer) and ends in a value or a typed error.
 429 is repeated while the request's time lasts, 401 once with a fresh credential; nothing else is repeated
-here.
+here. Writes go before reads, which are made for writes that follow; watches are not counted against the rate.
 """
 
 from __future__ import annotations
@@ -32,14 +32,15 @@ from hami.kube.errors import (
     ConfigError,
     CredentialError,
     DecodeError,
+    RateLimited,
     ResponseTooLarge,
     TooManyRequests,
     TransportError,
     Unauthorized,
     error_from_response,
 )
-from hami.kube.ratelimit import TokenBucket
 from hami.kube.resources import Resource
+from hami.kube.turns import Turns
 
 JSON = "application/json"
 MERGE_PATCH = "application/merge-patch+json"
@@ -52,6 +53,7 @@ MAX_OBJECT_BYTES = 8 << 20
 MAX_PAGE_BYTES = 64 << 20
 _RETRY_AFTER_DEFAULT_S = 1.0
 _RETRY_AFTER_LEAST_S = 0.1
+_WAITING_PART = 0.5  # of a request's time that may go by before it is sent; the rest is for the answer
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 log = logging.getLogger(__name__)
@@ -83,7 +85,7 @@ class Client:
     ) -> None:
         self.config = config
         self.limits = limits or Limits()
-        self._bucket = TokenBucket(self.limits.qps, self.limits.burst)
+        self._turns = Turns(self.limits.qps, self.limits.burst, clock)
         self._clock = clock
         self._user_agent = user_agent
         self._session: aiohttp.ClientSession | None = None
@@ -120,14 +122,15 @@ class Client:
         """The body of a 2xx answer.
 
         ``timeout_s`` covers everything: waiting for the rate limit, repeats after 429, the answer. Raises
-        ``ApiError`` subclasses, ``TransportError`` (outcome unknown), ``ResponseTooLarge``,
-        ``CredentialError``.
+        ``ApiError`` subclasses, ``TransportError`` (outcome unknown), ``RateLimited``,
+        ``ResponseTooLarge``, ``CredentialError``.
         """
         timeout = self.limits.timeout_s if timeout_s is None else timeout_s
         deadline = self._clock() + timeout
         limit = self.limits.max_object_bytes if max_bytes is None else max_bytes
         refreshed = False
         while True:
+            await self._wait_turn(method, path, _WAITING_PART * (deadline - self._clock()))
             try:
                 async with asyncio.timeout(max(0.0, deadline - self._clock())):
                     return await self._once(method, path, query, body, content_type, limit)
@@ -205,7 +208,6 @@ class Client:
         connect_s = self.limits.timeout_s if connect_timeout_s is None else connect_timeout_s
         try:
             async with asyncio.timeout(connect_s):
-                await self._wait_turn()
                 session, credential = await self._session_for_now()
                 response = await session.get(
                     self._url(path, query),
@@ -242,7 +244,6 @@ class Client:
         content_type: str,
         max_bytes: int,
     ) -> bytes:
-        await self._wait_turn()
         session, credential = await self._session_for_now()
         try:
             async with session.request(
@@ -262,10 +263,14 @@ class Client:
                 raise
             raise TransportError(f"{method} {path}: {error or type(error).__name__}") from error
 
-    async def _wait_turn(self) -> None:
-        wait = self._bucket.reserve(self._clock())
-        if wait > 0:
-            await asyncio.sleep(wait)
+    async def _wait_turn(self, method: str, path: str, most_s: float) -> None:
+        try:
+            await self._turns.take(most_s, urgent=method != "GET")
+        except TimeoutError as error:
+            limits = self.limits
+            raise RateLimited(
+                f"{method} {path}: not sent, too many requests wait for the limit of {limits.qps:g} a second"
+            ) from error
 
     def _url(self, path: str, query: Mapping[str, str] | None) -> URL:
         text = self.config.server + path

@@ -31,6 +31,10 @@ class TransportError(KubeError):
     """No complete answer: connection refused or lost, time-out. Whether a write happened is unknown."""
 
 
+class RateLimited(KubeError):
+    """Not sent: the client's own limit left no room for the request in time."""
+
+
 class ResponseTooLarge(KubeError):
     """The answer is longer than the caller allows; nothing of it was used."""
 
@@ -94,6 +98,10 @@ class TooManyRequests(ApiError):
 
 class ServerError(ApiError):
     """5xx: whether a write happened is unknown."""
+
+
+UNPROCESSED = (TooManyRequests, CredentialError, RateLimited)
+"""The API server has surely not worked on a request that ends with one of these."""
 
 
 _BY_STATUS: dict[int, type[ApiError]] = {

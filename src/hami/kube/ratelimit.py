@@ -37,6 +37,10 @@ class TokenBucket:
         self._refill(now)
         return self._tokens
 
+    def wait(self, now: float) -> float:
+        """What ``reserve`` would return, without taking the token."""
+        return 0.0 if self._rate == 0 else max(0.0, (1.0 - self.available(now)) / self._rate)
+
     def _refill(self, now: float) -> None:
         if self._updated is not None and now > self._updated:
             self._tokens = min(self._burst, self._tokens + (now - self._updated) * self._rate)

@@ -173,11 +173,11 @@ class Patched(msgspec.Struct, frozen=True):
 
 
 class PatchFailed(msgspec.Struct, frozen=True):
-    """The patch was refused (409) or its outcome is unknown."""
+    """The patch was not carried out, or its outcome is unknown."""
 
     message: str
     refused: bool = False
-    """The server answered that the node has changed meanwhile: nothing was stored."""
+    """Nothing was stored: the node has changed meanwhile (409), or the request was not worked on."""
 
 
 class Slept(msgspec.Struct, frozen=True):

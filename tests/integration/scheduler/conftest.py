@@ -182,7 +182,9 @@ def start(embedded_api: ApiServer) -> Start:
         profiles = load_profiles(config, enable_ascend=True, enable_iluvatar=True)
         stop = asyncio.Event()
         async with (
-            Client(ClientConfig(embedded_api.url), Limits(qps=chosen.kube_qps)) as client,
+            Client(
+                ClientConfig(embedded_api.url), Limits(qps=chosen.kube_qps, burst=chosen.kube_burst)
+            ) as client,
             aiohttp.ClientSession() as http,
         ):
             scheduler = Scheduler.build(chosen, profiles, client, source=source)

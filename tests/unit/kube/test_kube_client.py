@@ -284,13 +284,3 @@ async def test_create_and_delete(api: Any, client: Client) -> None:
     assert b'"l"' in bytes(made)
     await client.delete(LEASES, "l", namespace="a", uid="u")
     assert api.seen[1].json() == {"preconditions": {"uid": "u"}}
-
-
-async def test_the_rate_limit_delays_requests_beyond_the_burst(api: Any) -> None:
-    api.answer("GET", "/api/v1/nodes/n1", {})
-    async with Client(ClientConfig(api.url), Limits(qps=0.001, burst=2)) as client:
-        await client.get(NODES, "n1", dict)
-        await client.get(NODES, "n1", dict)
-        with pytest.raises(TransportError):
-            await client.get(NODES, "n1", dict, timeout_s=0.2)
-    assert api.count("GET", "/api/v1/nodes/n1") == 2

@@ -14,7 +14,7 @@ from typing import Any
 
 from hami.kube.bugs import BugLog
 from hami.kube.client import Client
-from hami.kube.errors import ApiError, Conflict, CredentialError, KubeError, NotFound, TooManyRequests
+from hami.kube.errors import UNPROCESSED, ApiError, Conflict, KubeError, NotFound
 from hami.kube.events import ObjectRef
 from hami.kube.operations import bind_pod
 from hami.kube.resources import PODS
@@ -367,7 +367,7 @@ class Binder:
         except Conflict as error:
             seen = await self._look(reservation)
             return seen or Result(Outcome.REFUSED, str(error))
-        except (TooManyRequests, CredentialError) as error:
+        except UNPROCESSED as error:
             # this one was not processed; an earlier one of unknown outcome may still land
             return Result(Outcome.UNKNOWN if repeated else Outcome.REFUSED, str(error))
         except ApiError as error:

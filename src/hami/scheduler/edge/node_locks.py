@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 from hami.kube.client import Client
-from hami.kube.errors import Conflict, KubeError, NotFound
+from hami.kube.errors import UNPROCESSED, Conflict, KubeError, NotFound
 from hami.kube.events import EventRecorder, ObjectRef
 from hami.kube.operations import patch_metadata
 from hami.kube.ratelimit import Backoff
@@ -339,7 +339,7 @@ class NodeLocks:
                 timeout_s=timeout_s,
             )
         except KubeError as error:
-            refused = isinstance(error, Conflict)
+            refused = isinstance(error, (Conflict, *UNPROCESSED))
             if refused:
                 attempt.written = before
             return PatchFailed(str(error), refused=refused)
