@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -206,6 +206,16 @@ class FakeMig:
         for _, item in sorted(card.instances.items()):
             for compute, uuid in sorted(item.compute.items()):
                 yield item, compute, uuid
+
+
+class FakeGiven:
+    """What kubelet knows that pods were given: UIDs by MIG UUID."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, set[str]] = {}
+
+    def owners(self, uuids: Collection[str]) -> dict[str, set[str]]:
+        return {uuid: pods for uuid, pods in self.pods.items() if uuid in uuids}
 
 
 def reservation(

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from mig_world import FakeGiven
 
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc
@@ -132,7 +133,8 @@ class Node:
             boot = root / "boot_id"
             boot.write_text("boot-1")
             cards = MigCards(mig, workspace.mig_lock)
-            manager = MigManager(cards, cluster, Journal(paths, str(boot)), minors=lambda: MINORS)
+            journal = Journal(paths, str(boot))
+            manager = MigManager(cards, cluster, journal, FakeGiven(), minors=lambda: MINORS)
             side = MigSide(mig, manager, lambda: self.changes)
         allocator = Allocator(
             cluster, workspace, paths, LockReleaser(cluster), mig=side.manager if side else None

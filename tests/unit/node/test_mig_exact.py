@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from driver_world import install_driver
 from exact_world import ALLOCATED, TO_ALLOCATE, U1, U2, World, gpus
-from mig_world import FakeMig, mig_pod, reservation
+from mig_world import FakeGiven, FakeMig, mig_pod, reservation
 from plugin_world import MINORS
 
 from hami.node.cdi.driver import DriverRoots
@@ -33,6 +33,7 @@ class MigWorld(World):
 
     def __init__(self, cluster: Any, host: HostPaths) -> None:
         self.driver = FakeMig(U1, U2)
+        self.given = FakeGiven()
         super().__init__(cluster, host)
         self.boot = Path(host.root, "boot_id")
         self.boot.write_text("boot-1")
@@ -49,6 +50,7 @@ class MigWorld(World):
             MigCards(self.driver),
             self.cluster,
             Journal(self.host, str(self.boot)),
+            self.given,
             retry_s=0.001,
             patience_s=0.0,
             minors=lambda: MINORS,

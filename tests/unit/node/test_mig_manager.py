@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from mig_world import FakeMig, mig_pod, reservation, slot
+from mig_world import FakeGiven, FakeMig, mig_pod, reservation, slot
 
 from hami.kube.errors import Conflict, Forbidden, KubeError, ServerError, TransportError
 from hami.node.config import MigAllowed
@@ -37,6 +37,7 @@ class World:
         self.host = host
         self.make_pod = make_pod
         self.driver = FakeMig(U1, U2)
+        self.given = FakeGiven()
         self.now = 0.0
         self.changing = 0
         self.boot = Path(host.root, "boot_id")
@@ -57,6 +58,7 @@ class World:
             MigCards(self.driver, wrapped),
             self.cluster,
             Journal(self.host, str(self.boot)),
+            self.given,
             clock=lambda: self.now,
             retry_s=0.001,
             patience_s=0.0,
@@ -112,6 +114,7 @@ async def test_a_card_with_a_pod_keeps_its_instances_and_the_other_is_cleared(wo
     made, other = world.driver.add(U1, 0, 6), world.driver.add(U2, 0, 6)
     ids = (made.compute[0], made.id, 0)
     world.add("p", reservation(U1, "1g.5gb", 6, 1, ids=ids), phase="Running")
+    world.given.pods[made.compute[0]] = {"uid-p"}
     await world.start()
     assert world.driver.places(U1) == [("1g.5gb", 6)]
     assert world.driver.places(U2) == []
@@ -572,11 +575,55 @@ async def test_g7_a_restart_adopts_the_instance_of_a_running_pod(world: World) -
     assert world.driver.places(U1) == []
 
 
-async def test_g7_without_a_journal_the_pods_annotation_is_enough(world: World) -> None:
+@pytest.mark.parametrize("lost", ["missing", "broken"])
+async def test_g7_without_a_journal_a_pods_annotation_counts_if_kubelet_knows_the_same(
+    world: World, lost: str
+) -> None:
     await world.start()
     world.add("p", reservation(U1, "1g.5gb", 6, 1))
     (uuid,) = await world.realise("p")
-    world.journal.write_bytes(b"{")
+    world.journal.unlink() if lost == "missing" else world.journal.write_bytes(b"{")
+    world.given.pods[uuid] = {"uid-p"}
+    await world.start()
+    assert [(each.uuid, each.owners) for each in world.manager.instances] == [(uuid, frozenset({"uid-p"}))]
+
+
+async def test_without_a_journal_a_pods_annotation_alone_claims_nothing(world: World) -> None:
+    await world.start()
+    foreign = world.driver.add(U1, 0, 6)
+    world.add("thief", reservation(U1, "1g.5gb", 6, 1, ids=(foreign.compute[0], foreign.id, 0)))
+    world.journal.unlink()
+    world.given.pods[foreign.compute[0]] = {"uid-owner"}
+    await world.start()
+    with pytest.raises(AllocateError, match="has not made"):
+        await world.realise("thief")
+    assert "nvidia-smi mig -i 0 -dci -gi 1" in world.events(FOREIGN)[0]
+    world.end("thief")
+    await world.manager.reconcile()
+    assert list(world.driver.card(U1).instances) == [foreign.id], "and never makes it go"
+
+
+async def test_an_instance_that_the_journal_does_not_know_is_nobodys_though_kubelet_knows_the_pod(
+    world: World,
+) -> None:
+    await world.start()
+    world.add("keeps", reservation(U1, "1g.5gb", 0, 1), phase="Running")
+    foreign = world.driver.add(U1, 0, 6)
+    world.add("thief", reservation(U1, "1g.5gb", 6, 1, ids=(foreign.compute[0], foreign.id, 0)))
+    world.given.pods[foreign.compute[0]] = {"uid-thief"}
+    await world.start()
+    assert world.manager.instances == (), "the journal is there and names no instance of this card"
+
+
+async def test_a_journal_written_before_a_card_was_looked_at_does_not_speak_for_it(world: World) -> None:
+    await world.start()
+    world.add("p", reservation(U1, "1g.5gb", 6, 1))
+    (uuid,) = await world.realise("p")
+    world.journal.unlink()
+    world.cluster.fail_reads = [TransportError("refused")]
+    await world.start()
+    assert world.journal.exists()
+    world.given.pods[uuid] = {"uid-p"}
     await world.start()
     assert [each.uuid for each in world.manager.instances] == [uuid]
 
@@ -609,18 +656,19 @@ async def test_a_pod_that_names_an_instance_that_nobody_here_made_never_gets_it(
     assert list(world.driver.card(U1).instances) == [foreign.id], "and never makes it go"
 
 
-async def test_without_a_journal_an_instance_that_two_pods_name_is_given_to_neither(world: World) -> None:
+async def test_without_a_journal_the_pod_that_kubelet_knows_owns_an_instance_that_two_name(
+    world: World,
+) -> None:
     await world.start()
     world.add("owner", reservation(U1, "1g.5gb", 6, 1))
-    await world.realise("owner")
+    (uuid,) = await world.realise("owner")
     world.add("thief", reservation(U1, "1g.5gb", 6, 1, ids=world.ids("owner")))
     world.journal.write_bytes(b"{")
+    world.given.pods[uuid] = {"uid-owner"}
     await world.start()
-    with pytest.raises(AllocateError, match="more than one pod"):
+    with pytest.raises(AllocateError, match="another pod"):
         await world.realise("thief")
-    world.end("thief")
-    await world.manager.reconcile()
-    assert len(world.driver.card(U1).instances) == 1, "the owner lives"
+    assert await world.realise("owner") == [uuid]
 
 
 async def test_g11_after_two_restarts_the_next_pods_instance_survives_the_end_of_the_first(

@@ -18,6 +18,7 @@ from hami.node.mig.caps import instance_nodes, parse_minors
 from hami.node.mig.driver import GpuProfile
 from hami.node.mig.journal import decode_journal, encode_journal
 from hami.node.mig.plan import (
+    Journalled,
     Managed,
     PodSlices,
     Record,
@@ -248,7 +249,8 @@ def pods_with(*ids: tuple[str, int, tuple[str, int, int]]) -> Survey:
 
 
 def test_an_instance_is_adopted_by_the_reservation_that_names_all_of_it() -> None:
-    found = adopt(U1, [seen(6, 7, "MIG-1"), seen(5, 8, "MIG-2")], pods_with(("p", 6, ("MIG-1", 7, 0))), [])
+    pods = pods_with(("p", 6, ("MIG-1", 7, 0)))
+    found = adopt(U1, [seen(6, 7, "MIG-1"), seen(5, 8, "MIG-2")], pods, [], {"MIG-1": {"p"}})
     assert found.managed == (Managed(key(6), 7, 0, "MIG-1", frozenset({"p"})),)
     assert [each.gpu_instance for each in found.foreign] == [8]
     assert found.problems == ()
@@ -260,15 +262,24 @@ def test_an_instance_is_adopted_by_the_reservation_that_names_all_of_it() -> Non
     ids=["another UUID", "another GPU instance", "another compute instance"],
 )
 def test_an_instance_that_differs_from_the_reservation_is_not_adopted(ids: tuple[str, int, int]) -> None:
-    found = adopt(U1, [seen(6, 7, "MIG-1")], pods_with(("p", 6, ids)), [])
+    owners = {uuid: {"p"} for uuid in ("MIG-1", "MIG-other")}
+    found = adopt(U1, [seen(6, 7, "MIG-1")], pods_with(("p", 6, ids)), [], owners)
     assert found.managed == ()
     assert [each.gpu_instance for each in found.foreign] == [7]
     assert "team-a/p" in found.problems[0]
 
 
+def test_an_instance_is_not_adopted_by_a_reservation_of_a_pod_that_was_not_given_it() -> None:
+    pods = pods_with(("p", 6, ("MIG-1", 7, 0)))
+    nobody: dict[str, set[str]] = {}
+    for owners in (nobody, {"MIG-1": {"other"}}, {"MIG-2": {"p"}}):
+        found = adopt(U1, [seen(6, 7, "MIG-1")], pods, [], owners)
+        assert (found.managed, len(found.foreign), found.problems) == ((), 1, ())
+
+
 def test_one_lost_instance_does_not_keep_others_from_being_adopted() -> None:
     pods = pods_with(("lost", 4, ("MIG-9", 9, 0)), ("p", 6, ("MIG-1", 7, 0)))
-    found = adopt(U1, [seen(6, 7, "MIG-1")], pods, [])
+    found = adopt(U1, [seen(6, 7, "MIG-1")], pods, [], {"MIG-1": {"p"}})
     assert [each.gpu_instance for each in found.managed] == [7]
     assert len(found.problems) == 1
 
@@ -304,12 +315,20 @@ records = st.builds(
 )
 
 
-@given(st.lists(records, max_size=8, unique_by=lambda record: record.key), st.text(min_size=1, max_size=8))
-def test_the_journal_comes_back_whole_in_the_same_boot(written: list[Record], boot: str) -> None:
-    content = encode_journal(boot, written)
-    assert set(decode_journal(content, boot)) == set(written)
-    assert decode_journal(content, boot + "x") == ()
-    assert decode_journal(encode_journal("", written), "") == (), "no boot is known"
+@given(
+    st.lists(records, max_size=8, unique_by=lambda record: record.key),
+    st.frozensets(st.text(max_size=8), max_size=3),
+    st.text(min_size=1, max_size=8),
+)
+def test_the_journal_comes_back_whole_in_the_same_boot(
+    written: list[Record], cards: frozenset[str], boot: str
+) -> None:
+    known = Journalled(tuple(written), cards)
+    content = encode_journal(boot, known)
+    found = decode_journal(content, boot)
+    assert (set(found.records), found.cards) == (set(written), cards)
+    assert decode_journal(content, boot + "x") == Journalled()
+    assert decode_journal(encode_journal("", known), "") == Journalled(), "no boot is known"
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version":2,"boot":"b","instances":[]}', b"\xff"])

@@ -1,10 +1,12 @@
-"""Kubelet's device checkpoint ``kubelet_internal_checkpoint``, read only for init containers. Pure codec.
+"""Kubelet's device checkpoint ``kubelet_internal_checkpoint``: init containers, and what plugins answered.
+Pure codec.
 
 Kubelet writes it at the end of every allocation, before it starts the container.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -21,6 +23,11 @@ class _Entry(msgspec.Struct, rename="pascal"):
     resource_name: str
     pod_uid: str = msgspec.field(name="PodUID")
     device_ids: dict[str, list[str]] | None = msgspec.field(name="DeviceIDs", default=None)
+    alloc_resp: bytes | None = None
+
+    @property
+    def ids(self) -> frozenset[str]:
+        return frozenset(device for ids in (self.device_ids or {}).values() for device in ids)
 
 
 class _Data(msgspec.Struct, rename="pascal"):
@@ -34,18 +41,32 @@ class _File(msgspec.Struct, rename="pascal"):
 _decoder = msgspec.json.Decoder(_File)
 
 
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """What a device plugin answered for one container: a ``ContainerAllocateResponse``."""
+
+    pod_uid: str
+    device_ids: frozenset[str]
+    answer: bytes
+
+
 def decode_kubelet_state(content: bytes, resource: str) -> tuple[Recorded, ...]:
     """Who holds which devices of ``resource``. Raises :class:`KubeletStateError`."""
+    return tuple(
+        Recorded(entry.pod_uid, entry.container_name, entry.ids)
+        for entry in _entries(content)
+        if entry.resource_name == resource
+    )
+
+
+def decode_answers(content: bytes) -> tuple[Answered, ...]:
+    """What plugins of all resources answered. Raises :class:`KubeletStateError`."""
+    return tuple(Answered(entry.pod_uid, entry.ids, entry.alloc_resp or b"") for entry in _entries(content))
+
+
+def _entries(content: bytes) -> list[_Entry]:
     try:
         parsed = _decoder.decode(content)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise KubeletStateError(f"kubelet's device checkpoint cannot be read: {error}") from error
-    return tuple(
-        Recorded(
-            entry.pod_uid,
-            entry.container_name,
-            frozenset(device for ids in (entry.device_ids or {}).values() for device in ids),
-        )
-        for entry in parsed.data.pod_device_entries or ()
-        if entry.resource_name == resource
-    )
+    return parsed.data.pod_device_entries or []

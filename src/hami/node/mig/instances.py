@@ -163,11 +163,10 @@ class MigCards:
 
     def _check_free(self, gpu: GpuIdentity, key: SliceKey, place: MigPlacement) -> None:
         for other in overlapping(place, self._driver.instances(gpu)):
-            where, smi = f"{other.placement.start}+{other.placement.size}", f"nvidia-smi mig -i {gpu.index}"
+            where = f"{other.placement.start}+{other.placement.size}"
             raise AllocateError(
                 f"{RESOLVE}: {key} is taken by MIG instance {other.id} at {where}, which this plugin has not "
-                f"made; when nothing needs it, destroy it with: {smi} -dci -gi {other.id}; "
-                f"{smi} -dgi -gi {other.id}"
+                f"made; when nothing needs it, destroy it with: {how_to_destroy(gpu, other.id)}"
             )
 
     def _destroy(self, gpu: GpuIdentity, instance: int, compute: Sequence[int]) -> None:
@@ -180,6 +179,12 @@ class MigCards:
             return self._driver.mode(gpu)
         except NvmlUnsupportedError as error:
             raise MigError(f"GPU {gpu.index} ({gpu.name}) has no MIG: use operatingmode hami-core") from error
+
+
+def how_to_destroy(gpu: GpuIdentity, instance: int) -> str:
+    """The commands for an instance that is not ours."""
+    smi = f"nvidia-smi mig -i {gpu.index}"
+    return f"{smi} -dci -gi {instance}; {smi} -dgi -gi {instance}"
 
 
 def _is_same(each: Managed, seen: Seen) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,7 +16,7 @@ import msgspec
 
 from hami.node.errors import UnsafePathError
 from hami.node.files import ensure_directory, open_directory, read_regular, replace_file
-from hami.node.mig.plan import Record, SliceKey
+from hami.node.mig.plan import Journalled, Record, SliceKey
 from hami.node.paths import HostPaths
 
 VERSION: Final = 1
@@ -45,10 +44,11 @@ class _File(msgspec.Struct, frozen=True):
     version: int
     boot: str
     instances: Annotated[tuple[_Record, ...], msgspec.Meta(max_length=MAX_RECORDS)]
+    cards: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_RECORDS)] = ()
 
 
-def encode_journal(boot: str, records: Iterable[Record]) -> bytes:
-    """Content of the file; equal records give equal bytes."""
+def encode_journal(boot: str, known: Journalled) -> bytes:
+    """Content of the file; equal journals give equal bytes."""
     instances = tuple(
         _Record(
             record.key.gpu,
@@ -59,14 +59,14 @@ def encode_journal(boot: str, records: Iterable[Record]) -> bytes:
             record.gpu_instance,
             record.uuid,
         )
-        for record in sorted(records, key=lambda record: record.key)
+        for record in sorted(known.records, key=lambda record: record.key)
     )
-    return msgspec.json.encode(_File(VERSION, boot, instances))
+    return msgspec.json.encode(_File(VERSION, boot, instances, tuple(sorted(known.cards))))
 
 
-def decode_journal(content: bytes, boot: str) -> tuple[Record, ...]:
-    """The records of ``content``; none of another or of an unknown boot. Raises ``ValueError`` for anything
-    else than what :func:`encode_journal` gives.
+def decode_journal(content: bytes, boot: str) -> Journalled:
+    """What ``content`` says; nothing if it is of another or of an unknown boot. Raises ``ValueError`` for
+    anything else than what :func:`encode_journal` gives.
     """
     try:
         parsed = msgspec.json.decode(content, type=_File)
@@ -75,8 +75,8 @@ def decode_journal(content: bytes, boot: str) -> tuple[Record, ...]:
     if parsed.version != VERSION:
         raise ValueError(f"it has version {parsed.version}, expected {VERSION}")
     if not boot or parsed.boot != boot:
-        return ()
-    return tuple(
+        return Journalled()
+    records = tuple(
         Record(
             SliceKey(item.gpu, item.profile, item.start, item.size),
             frozenset(item.owners),
@@ -85,6 +85,7 @@ def decode_journal(content: bytes, boot: str) -> tuple[Record, ...]:
         )
         for item in parsed.instances
     )
+    return Journalled(records, frozenset(parsed.cards))
 
 
 class Journal:
@@ -96,22 +97,21 @@ class Journal:
         self._boot_file = boot_file
         self._written: bytes | None = None
 
-    def load(self) -> tuple[Record, ...]:
-        """What it says. An unreadable file is told and counts as empty: what it named is then nobody's, and
-        stays as it is.
-        """
+    def load(self) -> Journalled:
+        """What it says; nothing where it is missing or, which is told, unreadable."""
         path = posixpath.join(self._directory, FILE_NAME)
         try:
             return decode_journal(read_regular(path, MAX_BYTES), self._boot())
         except FileNotFoundError:
-            return ()
+            log.info("mig.journal_missing", extra={"file": path})
+            return Journalled()
         except (OSError, UnsafePathError, ValueError) as error:
             log.warning("mig.journal_unreadable", extra={"file": path, "cause": str(error)})
-            return ()
+            return Journalled()
 
-    def save(self, records: Iterable[Record]) -> None:
+    def save(self, known: Journalled) -> None:
         """Replace the file (0600); nothing is written when nothing has changed."""
-        content = encode_journal(self._boot(), records)
+        content = encode_journal(self._boot(), known)
         if content == self._written:
             return
         ensure_directory(self._directory, 0o755, self._owner)

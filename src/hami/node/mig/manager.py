@@ -17,10 +17,12 @@ from hami.node.config import MigAllowed
 from hami.node.errors import AllocateError, MigError, NvmlError, SliceBusyError, UnsafePathError
 from hami.node.mig.caps import Minors, instance_nodes, read_minors
 from hami.node.mig.documents import InstanceDocuments
-from hami.node.mig.instances import MigCards
+from hami.node.mig.given import Given
+from hami.node.mig.instances import MigCards, how_to_destroy
 from hami.node.mig.plan import (
     RESOLVE,
     At,
+    Journalled,
     Managed,
     Realised,
     Record,
@@ -63,9 +65,9 @@ log = logging.getLogger(__name__)
 class Records(Protocol):
     """The journal; see :class:`hami.node.mig.journal.Journal`."""
 
-    def load(self) -> tuple[Record, ...]: ...
+    def load(self) -> Journalled: ...
 
-    def save(self, records: Sequence[Record], /) -> None: ...
+    def save(self, known: Journalled, /) -> None: ...
 
 
 class PodChanges(Protocol):
@@ -88,6 +90,7 @@ class MigManager:
         cards: MigCards,
         cluster: Cluster,
         journal: Records,
+        given: Given,
         *,
         clock: Callable[[], float] = time.monotonic,
         retry_s: float = _RETRY_S,
@@ -97,6 +100,7 @@ class MigManager:
         self._cards = cards
         self._cluster = cluster
         self._journal = journal
+        self._given = given
         self._clock = clock
         self._retry_s = retry_s
         self._patience_s = patience_s
@@ -106,6 +110,7 @@ class MigManager:
         self._gpus: dict[str, GpuIdentity] = {}
         self._managed: dict[SliceKey, Managed] = {}
         self._loaded: tuple[Record, ...] | None = None
+        self._known: frozenset[str] = frozenset()  # cards of which all is known that was made on them
         self._ready: set[str] = set()
         self._untouched: dict[str, tuple[str, ...]] = {}  # cards with lost instances: nothing is destroyed
         self._why: dict[str, str] = {}  # cards that are not ready
@@ -217,7 +222,8 @@ class MigManager:
 
     def _prepare(self, found: Survey | None) -> None:
         if self._loaded is None:
-            self._loaded = self._journal.load()
+            journalled = self._journal.load()
+            self._loaded, self._known = journalled.records, journalled.cards
         for uuid, gpu in self._gpus.items():
             if uuid in self._ready:
                 continue
@@ -243,6 +249,7 @@ class MigManager:
             self._cards.divide(gpu)
             cleared = self._cards.clear(gpu)
             self._forget(gpu.uuid)
+            self._known |= {gpu.uuid}
             log.info("mig.ready", extra={"gpu": gpu.uuid, "destroyed": cleared})
             return ""
         if not self._cards.is_divided(gpu):
@@ -261,9 +268,12 @@ class MigManager:
         return ""
 
     def _adopt(self, gpu: GpuIdentity, found: Survey) -> None:
-        records, first = self._records(gpu.uuid), gpu.uuid not in self._ready
-        adopted = adopt(gpu.uuid, self._cards.seen(gpu), found, records, first=first)
+        seen = self._cards.seen(gpu)
+        uuids = [uuid for each in seen for uuid in each.devices.values()]
+        given = self._given.owners(uuids) if uuids and gpu.uuid not in self._known else {}
+        adopted = adopt(gpu.uuid, seen, found, self._records(gpu.uuid), given)
         self._forget(gpu.uuid)
+        self._known |= {gpu.uuid}
         self._managed.update((each.key, each) for each in adopted.managed)
         if adopted.problems:
             self._untouched[gpu.uuid] = adopted.problems
@@ -383,7 +393,7 @@ class MigManager:
             *about_to_be,
         ]
         try:
-            self._journal.save(records)
+            self._journal.save(Journalled(tuple(records), self._known))
         except (OSError, UnsafePathError) as error:
             if about_to_be:
                 raise AllocateError(
@@ -410,7 +420,8 @@ class MigManager:
                 f"foreign {gpu.uuid}/{each.gpu_instance}",
                 FOREIGN,
                 f"MIG instance {each.gpu_instance} ({each.key}) of GPU {gpu.index} was not made by this "
-                "plugin, whatever a pod says: its place cannot be used; it is left alone",
+                "plugin, whatever a pod says: its place cannot be used; it is left alone; when nothing needs "
+                f"it, destroy it with: {how_to_destroy(gpu, each.gpu_instance)}",
             )
 
     def _tell(self, about: str, reason: str, text: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -105,6 +106,16 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
+class Journalled:
+    """The journal: what was made, and the ``cards`` of which that is all. Of others nothing is known: it was
+    lost, or is of another boot.
+    """
+
+    records: tuple[Record, ...] = ()
+    cards: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class PodSlices:
     """One pod that may use cards: its reservations, and every card that its annotations name."""
 
@@ -187,14 +198,18 @@ def survey(pods: Iterable[Pod], known_cards: Collection[str]) -> Survey:
 
 
 def adopt(
-    gpu: str, seen: Sequence[Seen], found: Survey, records: Iterable[Record], *, first: bool = True
+    gpu: str,
+    seen: Sequence[Seen],
+    found: Survey,
+    records: Iterable[Record],
+    given: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Adoption:
     """Sort the instances that are on a card.
 
     A record adopts the instance at its place, also with its id and UUID unless it was only about to be made,
-    and says alone whose it is: who may write a pod's annotation could name another pod's instance in it.
-    Only where there is no record of the card at the ``first`` adoption (the journal is lost), a reservation
-    adopts the instance with its profile, place, ids and UUID.
+    and says whose it is: who may write a pod's annotation could name another's instance in it. So where the
+    journal is lost a reservation adopts the instance with its profile, place, ids and UUID only for a pod
+    that was ``given`` it: UIDs by MIG UUID, as kubelet knows them.
     """
     reserved = [
         (pod, item)
@@ -203,15 +218,18 @@ def adopt(
         if item.gpu_uuid == gpu and item.realised
     ]
     recorded = [record for record in records if record.key.gpu == gpu]
-    believed = first and not recorded
     managed: list[Managed] = []
     foreign: list[Seen] = []
     met: set[int] = set()
     for each in seen:
-        named = {pod.uid for number, (pod, item) in enumerate(reserved) if _is(each, item, number, met)}
+        named = {
+            pod.uid
+            for number, (pod, item) in enumerate(reserved)
+            if _is(each, item, number, met) and pod.uid in given.get(item.mig_uuid, ())
+        }
         mine = [record for record in recorded if _was_made(record, each)]
-        owners = named if believed else set[str]().union(*(record.owners for record in mine))
-        if (owners or mine) and len(each.compute) <= 1:
+        owners = named.union(*(record.owners for record in mine))
+        if (named or mine) and len(each.compute) <= 1:
             managed.append(_managed(each, frozenset(owners)))
         else:
             foreign.append(each)

@@ -24,6 +24,7 @@ from hami.node.exact.pod_resources import PodResources
 from hami.node.exact.pods import WatchedPods
 from hami.node.hostpid.child import BrokerChild
 from hami.node.lock import LockReleaser
+from hami.node.mig.given import GivenByKubelet
 from hami.node.mig.instances import MigCards
 from hami.node.mig.journal import Journal
 from hami.node.mig.manager import MigManager
@@ -110,7 +111,12 @@ async def _serve(config: ProcessConfig, client: Client, cluster: KubeCluster) ->
     workspace = Workspace(config.options.paths)
     nvml = NvmlSession(config.nvml_library)
     driver = NvmlMig(nvml)
-    manager = MigManager(MigCards(driver, workspace.mig_lock), cluster, Journal(config.options.paths))
+    manager = MigManager(
+        MigCards(driver, workspace.mig_lock),
+        cluster,
+        Journal(config.options.paths),
+        GivenByKubelet(config.options.kubelet_socket, config.options.paths),
+    )
     allocator = Allocator(
         cluster,
         workspace,
