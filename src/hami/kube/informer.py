@@ -189,7 +189,7 @@ class Informer(Generic[T]):
             except Gone:
                 log.info("informer.expired", extra={"kind": self.resource.kind, "version": self._version})
                 self._version = ""
-                await asyncio.sleep(self._rng.random() * _BACKOFF_S[0])
+                await asyncio.sleep(self._backoff.next())
             except KubeError as error:
                 self.counters.failures += 1
                 delay = self._backoff.next()
@@ -255,7 +255,6 @@ class Informer(Generic[T]):
         self._lists_started += 1
         await self._list_all()
         self.counters.lists += 1
-        self._backoff.reset()
         self.synced.set()
         async with self._progress:
             self._newest_list_done = self._lists_started
@@ -299,21 +298,27 @@ class Informer(Generic[T]):
             "timeoutSeconds": str(seconds),
         }
         self.counters.watches += 1
-        started = self._clock()
         events = 0
+        lasted = False
         async with self._client.stream(
             self.resource.path(self._selection.namespace),
             query=query,
             idle_timeout_s=seconds + _IDLE_MARGIN_S,
         ) as lines:
-            async for line in lines:
-                await self._on_line(line)
-                events += 1
-                if events % _OBJECTS_PER_STEP == 0:
-                    await asyncio.sleep(0)
-        if self._clock() - started > _GRACE_S:
-            self._backoff.reset()
-        elif events:
+            started = self._clock()
+            try:
+                async for line in lines:
+                    await self._on_line(line)
+                    events += 1
+                    if events % _OBJECTS_PER_STEP == 0:
+                        await asyncio.sleep(0)
+            finally:
+                lasted = self._clock() - started > _GRACE_S
+                if lasted:  # all is well; lists alone may succeed for ever before watches that are refused
+                    self._backoff.reset()
+        if lasted:
+            return
+        if events:
             await asyncio.sleep(_SHORT_WATCH_S)
         else:
             # a server that closes at once must not be asked in a tight loop

@@ -14,6 +14,7 @@ from hami.kube import informer as informer_module
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.informer import Informer
+from hami.kube.ratelimit import Backoff
 from hami.kube.resources import PODS
 
 Value = tuple[str, str, str]
@@ -293,3 +294,47 @@ async def test_a_connection_that_is_cut_in_the_middle_of_an_event_is_resumed(api
     async with Client(ClientConfig(api.url), Limits(qps=0)) as client, running(client, log):
         await log.until("+p1")
     assert log.calls == ["+p1"]
+
+
+GONE = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old"}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What informers ask of their back-off, which is without delays."""
+    calls: list[str] = []
+
+    class Told(Backoff):
+        def next(self) -> float:
+            calls.append("next")
+            return 0.0
+
+        def reset(self) -> None:
+            calls.append("reset")
+
+    monkeypatch.setattr(informer_module, "Backoff", Told)
+    return calls
+
+
+async def test_watches_that_expire_at_once_are_followed_by_lists_further_and_further_apart(
+    api: Any, client: Client, asked: list[str]
+) -> None:
+    """A list of all pods each time, for ever: this would keep an API server down that is starting."""
+    api.answer("GET", "/api/v1/pods", listing(10))
+    api.on("WATCH", "/api/v1/pods", api.watch(event("ERROR", GONE)), api.json(GONE, 410))
+    async with running(client, Log(), clock=lambda: 0.0) as informer, asyncio.timeout(60):
+        while informer.counters.lists < 5:  # noqa: ASYNC110 -- under a time-out
+            await asyncio.sleep(0.01)
+    assert asked[:4] == ["next"] * 4
+
+
+async def test_after_a_watch_that_went_on_for_a_while_the_delay_begins_anew(
+    api: Any, client: Client, asked: list[str]
+) -> None:
+    api.answer("GET", "/api/v1/pods", listing(10))
+    api.on("WATCH", "/api/v1/pods", api.watch(event("ERROR", GONE)), api.watch(then=forever))
+    times = iter(range(0, 10_000, 10))
+    async with running(client, Log(), clock=lambda: next(times)) as informer, asyncio.timeout(60):
+        while informer.counters.lists < 2:  # noqa: ASYNC110 -- under a time-out
+            await asyncio.sleep(0.01)
+    assert asked[:2] == ["reset", "next"]
