@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from plugin_world import Node
 
+from hami.node.errors import UnsafePathError
 from hami.node.plugin import service, sockets
-from hami.node.plugin.rival import OtherPluginError, check_unserved
+from hami.node.plugin.rival import OtherPluginError, PluginLock, check_unserved
 
 CARD = ("GPU-11111111-2222-3333-4444-555555555555", "NVIDIA A", 1 << 30)
 Until = Callable[..., Awaitable[None]]
@@ -64,6 +65,49 @@ async def test_a_plugin_that_takes_our_socket_over_is_told_and_left_alone(node: 
         await until(lambda: told(node))
         other.close()
         await until(lambda: len(node.kubelet.registered) == 2)
+
+
+async def test_a_second_process_of_the_plugin_does_nothing_until_the_first_has_ended(
+    node: Node, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "PATIENCE_S", 0)
+    first = PluginLock(node.paths)
+    assert first.take()
+    mig_lock = node.root / "tmp/hami/hami-mig-apply.lock"
+    mig_lock.parent.mkdir(parents=True)
+    mig_lock.touch()
+    async with node:
+        await until(lambda: told(node))
+        assert f"process {os.getpid()} of {socket.gethostname()} is the device plugin" in told(node)[0]
+        assert str(node.root / "usr/local/vgpu/device-plugin.lock") in told(node)[0]
+        assert not (node.root / "usr/local/vgpu/containers").exists()
+        assert mig_lock.exists(), "the first one may be changing MIG"
+        first.release()
+        await until(lambda: node.kubelet.registered)
+        assert len(told(node)) == 1
+        assert not PluginLock(node.paths).take()
+    assert PluginLock(node.paths).take()
+
+
+async def test_a_plugin_that_waits_for_another_can_be_stopped(node: Node) -> None:
+    first = PluginLock(node.paths)
+    assert first.take()
+    async with node:
+        pass
+    assert not node.kubelet.registered
+
+
+@pytest.mark.parametrize("plant", ["symlink", "foreign mode"])
+def test_a_lock_file_that_is_not_ours_alone_is_refused(node: Node, plant: str) -> None:
+    path = node.root / "usr/local/vgpu/device-plugin.lock"
+    if plant == "symlink":
+        path.symlink_to(node.root / "target")
+    else:
+        path.touch(0o666)
+        path.chmod(0o666)
+    with pytest.raises(UnsafePathError, match=str(path)):
+        PluginLock(node.paths).take()
+    assert not (node.root / "target").exists()
 
 
 async def test_new_rights_of_our_socket_are_no_new_socket(

@@ -8,23 +8,16 @@ holder has not listened for longer than a broker takes to start or to end is exc
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
 import logging
 import os
-import secrets
-import stat
 import time
 from collections.abc import Callable
 from typing import Final
 
-from hami.node.errors import UnsafePathError
-from hami.node.files import is_entry, kind_name, require_owner
 from hami.node.hostpid.errors import BrokerError
+from hami.node.lockfile import exchange_lock, try_lock
 
 LOCK_NAME: Final = "broker.lock"
-LOCK_MODE: Final = 0o600
 SILENCE_S: Final = 1.0
 """How long a holder that does not listen may be a broker that starts or ends: that waits half a second for
 its last transactions.
@@ -32,7 +25,6 @@ its last transactions.
 
 _POLL_S: Final = 0.1
 _ATTEMPTS: Final = 16
-_FLAGS: Final = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +38,7 @@ def take_lock(directory: int, path: str, owner: int, wait_s: float, is_served: C
     now = time.monotonic()
     end, silent_until = now + wait_s, now + SILENCE_S
     while True:
-        lock = _try_lock(directory, path, owner)
+        lock = try_lock(directory, LOCK_NAME, path, owner)
         if lock is not None:
             return lock
         now = time.monotonic()
@@ -68,54 +60,14 @@ def _may_serve(is_served: Callable[[], bool]) -> bool:
         return True
 
 
-def _try_lock(directory: int, path: str, owner: int) -> int | None:
-    """The locked descriptor, None while somebody else has a lock or a lease on the file."""
-    try:
-        lock = os.open(LOCK_NAME, _FLAGS, LOCK_MODE, dir_fd=directory)
-    except BlockingIOError:
-        _check(os.stat(LOCK_NAME, dir_fd=directory, follow_symlinks=False), path, owner)
-        return None
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise UnsafePathError(f"{path} is a symlink") from error
-        raise OSError(error.errno, error.strerror, path) from error
-    taken = False
-    try:
-        _check(os.fstat(lock), path, owner)
-        taken = _lock(lock) and is_entry(lock, directory, LOCK_NAME)
-    finally:
-        if not taken:
-            os.close(lock)
-    return lock if taken else None
-
-
-def _lock(lock: int) -> bool:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 def _replace(directory: int, path: str) -> int:
     """A fresh lock file in the place of the one whose holder does not serve; somebody who watches the
     directory may be faster at one of them, but not always.
     """
     held = os.stat(LOCK_NAME, dir_fd=directory, follow_symlinks=False).st_ino
     for _ in range(_ATTEMPTS):
-        name = f".{LOCK_NAME}.{secrets.token_hex(8)}"
-        lock = os.open(name, _FLAGS | os.O_EXCL, LOCK_MODE, dir_fd=directory)
-        taken = False
-        try:
-            if _lock(lock):
-                os.rename(name, LOCK_NAME, src_dir_fd=directory, dst_dir_fd=directory)
-                taken = True
-        finally:
-            if not taken:
-                os.close(lock)
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(name, dir_fd=directory)
-        if taken:
+        lock = exchange_lock(directory, LOCK_NAME)
+        if lock is not None:
             advice = (
                 "a process that does not serve held it, as root of a container can; its PID: "
                 f"grep ':{held} ' /proc/locks"
@@ -123,13 +75,3 @@ def _replace(directory: int, path: str) -> int:
             log.warning("hostpid.lock_replaced", extra={"lock": path, "advice": advice})
             return lock
     raise BrokerError(f"host PID broker: {path} is taken away again and again")
-
-
-def _check(found: os.stat_result, path: str, owner: int) -> None:
-    if not stat.S_ISREG(found.st_mode):
-        raise UnsafePathError(f"{path} is a {kind_name(found.st_mode)}, not a regular file")
-    require_owner(found, path, owner)
-    if found.st_mode & 0o077:
-        raise UnsafePathError(
-            f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: group and others may have no access"
-        )

@@ -41,7 +41,7 @@ from hami.node.plugin.platform import NoCards, Platform, refuse_cdi
 from hami.node.plugin.recovery import Recoverer
 from hami.node.plugin.recovery_rules import Recovery
 from hami.node.plugin.registration import Registrar
-from hami.node.plugin.rival import OtherPluginError
+from hami.node.plugin.rival import OtherPluginError, PluginLock
 from hami.node.plugin.server import PluginServer, PluginService
 from hami.node.plugin.sockets import Watched, identity
 from hami.node.plugin.workspace import LOCK_PARENT_UNSAFE, Workspace, tell_mount_point
@@ -53,6 +53,8 @@ OTHER_PLUGIN: Final = "HAMiOtherDevicePlugin"
 NO_CARDS: Final = "HAMiNoCards"
 """Reason of the event about a machine whose devices cannot be offered."""
 DEBOUNCE_S: Final = 1.0
+PATIENCE_S: Final = 10.0
+"""How long the plugin before us may take to end, as in a rolling update, before it is told."""
 _POLL_S: Final = 0.25
 _JOIN_S: Final = 10.0
 _PRUNE_S: Final = 600.0
@@ -147,6 +149,34 @@ class DevicePlugin:
         """Serve until :meth:`stop`. Raises :class:`NodeError` when the start is impossible, and
         :class:`BrokerError` when the host PID broker ends.
         """
+        lock = PluginLock(self._options.paths)
+        try:
+            if await self._is_alone(lock):
+                await self._run()
+        finally:
+            lock.release()
+
+    async def _is_alone(self, lock: PluginLock) -> bool:
+        """Wait for the lock of the node, and tell whom we wait for; False: stopped before."""
+        loop = asyncio.get_running_loop()
+        tell_at: float | None = loop.time() + PATIENCE_S
+        while not self._stop.is_set():
+            if await asyncio.to_thread(lock.take):
+                return True
+            if tell_at is not None and loop.time() >= tell_at:
+                tell_at = None
+                text = (
+                    f"{lock.holder()} is the device plugin of this node, it holds {lock.path}: this one does "
+                    "nothing until that has ended; if two were installed, remove one"
+                )
+                log.warning("plugin.waits", extra={"cause": text})
+                self._cluster.node_event("Warning", OTHER_PLUGIN, text)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_POLL_S):
+                    await self._stop.wait()
+        return False
+
+    async def _run(self) -> None:
         await asyncio.to_thread(self._workspace.prepare_start)
         await self._prepare_lock_parent()
         async with self._broker_running():
