@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vgpu_harness import MIB, OUT_OF_MEMORY, NativeBuild, Node, Shell
+from vgpu_harness import MIB, OUT_OF_MEMORY, NativeBuild, Node, Shell, wait_until
 
 
 @pytest.fixture
@@ -93,6 +95,153 @@ print(alloc(64))
 """
     )
     assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").strip() == "0"
+
+
+KEEPING = POOL + """
+def keeping():
+    "A pool that keeps what it has when nobody uses it."
+    made = pool()
+    good(cuda.cuMemPoolSetAttribute(made, 4, ctypes.byref(ctypes.c_uint64(1 << 40))))
+    return made
+def take_and_free(pool, mib):
+    result = take(pool, mib)
+    if result == 0:
+        good(cuda.cuMemFreeAsync(pointer, None))
+        good(cuda.cuCtxSynchronize())
+    return result
+"""
+
+
+def test_what_a_pool_has_in_reserve_counts_once(node: Node) -> None:
+    """It is no room for a larger block if it has to go to make room for that."""
+    code = PRELUDE + KEEPING + "mine = keeping()\nprint(*(take_and_free(mine, 64 * n) for n in range(1, 5)))"
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["0", "2", "2", "2"]
+
+
+def test_what_a_pool_has_in_reserve_is_given_to_one_thread(node: Node) -> None:
+    code = (
+        PRELUDE
+        + KEEPING
+        + """
+import threading
+mine = keeping()
+good(take_and_free(mine, 64))
+barrier, results = threading.Barrier(8), []
+def grab():
+    good(cuda.cuCtxSetCurrent(context))
+    barrier.wait()
+    results.append(take(mine, 64, ctypes.c_uint64()))
+threads = [threading.Thread(target=grab) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(*sorted(results))
+"""
+    )
+    slow = {"FAKEGPU_DELAY_US": "cuMemAllocFromPoolAsync=200000"}
+    found = node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m", **slow)
+    assert found.split() == ["0"] + ["2"] * 7
+
+
+def test_threads_that_fit_side_by_side_into_a_pool_are_all_admitted(node: Node) -> None:
+    code = (
+        PRELUDE
+        + KEEPING
+        + """
+import threading
+mine, results = keeping(), []
+good(take_and_free(mine, 64))
+def turn():
+    good(cuda.cuCtxSetCurrent(context))
+    for _ in range(100):
+        where = ctypes.c_uint64()
+        results.append(take(mine, 16, where))
+        if results[-1] == 0:
+            good(cuda.cuMemFreeAsync(where, None))
+threads = [threading.Thread(target=turn) for _ in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+free = ctypes.c_size_t()
+good(cuda.cuMemGetInfo_v2(ctypes.byref(free), None))
+print(set(results), free.value)
+"""
+    )
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["{0}", "0"]
+
+
+def test_a_pool_that_is_none_hides_no_other(node: Node) -> None:
+    code = (
+        PRELUDE
+        + KEEPING
+        + """
+print(take(None, 1), end=" ")
+good(take_and_free(keeping(), 40))
+print(alloc(60))
+"""
+    )
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["1", "0"]
+
+
+def test_a_block_counts_on_the_device_of_its_stream(node: Node) -> None:
+    node.settings["FAKEGPU_DEVICES"] = "2"
+    code = (
+        PRELUDE
+        + """
+start()
+other, stream = ctypes.c_void_p(), ctypes.c_void_p()
+good(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(other), 1))
+good(cuda.cuCtxSetCurrent(other))
+good(cuda.cuStreamCreate(ctypes.byref(stream), 0))
+good(cuda.cuCtxSetCurrent(context))
+good(cuda.cuMemAllocAsync(ctypes.byref(pointer), ctypes.c_size_t(32 * MIB), stream))
+print(alloc(64), end=" ")
+good(cuda.cuCtxSetCurrent(other))
+print(alloc(40), alloc(32))
+"""
+    )
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT="64m").split() == ["0", "2", "0"]
+
+
+def test_memory_of_graphs_counts_in_a_process_that_leads_nobody(node: Node) -> None:
+    """The next call sees it that comes when the region's once-a-second word has moved."""
+    node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="128m").start()
+    other = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="128m").start()
+    code = (
+        PRELUDE
+        + """
+start()
+class Parameters(ctypes.Structure):
+    _fields_ = [("type", ctypes.c_int), ("handles", ctypes.c_int), ("location", ctypes.c_int * 2),
+                ("rest", ctypes.c_char * 72), ("access", ctypes.c_void_p), ("count", ctypes.c_size_t),
+                ("size", ctypes.c_size_t), ("pointer", ctypes.c_uint64)]
+graph, node, executable = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+good(cuda.cuGraphCreate(ctypes.byref(graph), 0))
+wanted = Parameters(1, 0, (1, 0), size=96 * MIB)
+good(cuda.cuGraphAddMemAllocNode(ctypes.byref(node), graph, None, ctypes.c_size_t(0), ctypes.byref(wanted)))
+good(cuda.cuGraphInstantiateWithFlags(ctypes.byref(executable), graph, ctypes.c_uint64(0)))
+good(cuda.cuGraphLaunch(executable, None))
+print("launched", flush=True)
+import time
+while True:
+    good(cuda.cuGraphLaunch(executable, None))
+    time.sleep(0.1)
+"""
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=node.environment(CUDA_DEVICE_MEMORY_LIMIT_0="128m"),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as launching:
+        try:
+            assert launching.stdout is not None
+            assert launching.stdout.readline() == "launched\n"
+            wait_until(lambda: other.ask("info")[1] <= 32 * MIB)
+        finally:
+            launching.kill()
 
 
 @pytest.mark.parametrize("function", ["cuMemGetDefaultMemPool", "cuMemGetMemPool"])

@@ -84,6 +84,16 @@ int vg_current_device(void) {
     return vg_call_cuCtxGetDevice(&cuda_device) == VG_CUDA_SUCCESS ? vg_device_of(cuda_device) : -1;
 }
 
+bool vg_stream_device(void *stream, int *cuda_device) {
+    void *context = NULL;
+    if (vg_gate->single_device >= 0 || vg_call_cuStreamGetCtx(stream, &context) != VG_CUDA_SUCCESS ||
+        vg_call_cuCtxPushCurrent_v2(context) != VG_CUDA_SUCCESS)
+        return vg_call_cuCtxGetDevice(cuda_device) == VG_CUDA_SUCCESS;
+    bool found = vg_call_cuCtxGetDevice(cuda_device) == VG_CUDA_SUCCESS;
+    vg_call_cuCtxPopCurrent_v2(&context);
+    return found;
+}
+
 int vg_device_of_nvml(void *nvml_device) {
     char uuid[VG_UUID_LENGTH] = "";
     if (vg_call_nvmlDeviceGetUUID(nvml_device, uuid, sizeof uuid) != VG_NVML_SUCCESS || uuid[0] == '\0')

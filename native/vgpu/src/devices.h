@@ -20,6 +20,9 @@ const char *vg_devices_uuid(int device);
 /* Region index of the current context's device, -1: none. */
 int vg_current_device(void);
 
+/* CUDA ordinal of the stream's device. False: there is no context. */
+bool vg_stream_device(void *stream, int *cuda_device);
+
 /* Region index of an NVML device, -1: none. */
 int vg_device_of_nvml(void *nvml_device);
 

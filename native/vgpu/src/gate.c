@@ -230,20 +230,6 @@ void vg_gate_leave(struct vg_launch *launch, int result) {
         vg_marker_stop(launch->marker, launch->stream, result == VG_CUDA_SUCCESS);
 }
 
-/* Region index of the device that the stream belongs to; -1: not known. */
-static int stream_device(void *stream) {
-    void *context = NULL;
-    if (vg_gate->single_device >= 0)
-        return vg_gate->single_device;
-    if (vg_call_cuStreamGetCtx(stream, &context) != VG_CUDA_SUCCESS ||
-        vg_call_cuCtxPushCurrent_v2(context) != VG_CUDA_SUCCESS)
-        return -1;
-    int cuda_device = 0;
-    int index = vg_call_cuCtxGetDevice(&cuda_device) == VG_CUDA_SUCCESS ? vg_device_of(cuda_device) : -1;
-    vg_call_cuCtxPopCurrent_v2(&context);
-    return index;
-}
-
 /* One kernel on several devices at once: each device pays its part, none is measured. */
 int vg_launch_multi_device(vg_fn_launch_multi_device driver, const struct vg_launch_params *launches,
                            unsigned count, unsigned flags) {
@@ -257,7 +243,7 @@ int vg_launch_multi_device(vg_fn_launch_multi_device driver, const struct vg_lau
     wait_for_priority();
     for (unsigned i = 0; i < count && i < VG_MAX_DEVICES; i++) {
         const struct vg_launch_params *l = &launches[i];
-        int device = stream_device(l->stream);
+        int cuda_device, device = vg_stream_device(l->stream, &cuda_device) ? vg_device_of(cuda_device) : -1;
         if (device < 0 || vg_core_limit(device) == 0)
             continue;
         uintptr_t function = (uintptr_t)l->function;

@@ -13,6 +13,7 @@
 #include "slots.h"
 #include "util.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,16 +21,20 @@
 enum { FIRST_POOLS = 64, NO_DEVICE = -1, GRAPH_MEMORY_RESERVED = 2, MANAGED = 2, YIELDS = 1000 };
 #define GONE                                                                                                 \
     ((void *)UINTPTR_MAX) /* the handle of a pool that is being destroyed, or was with blocks in use */
-static const uint64_t trim_pause_ns = 1000000000u;
+static const uint64_t trim_pause_ns = 1000000000u, others_wait_ns = 1000000000u, poll_ns = 1000000u;
 static const uint64_t granule = (uint64_t)2 << 20;
 
 struct pool {
     void *handle;   /* CUDA device + 1: what the device holds for the memory nodes of graphs */
     int device;     /* region index; NO_DEVICE: memory of the host or of another exporter, not counted */
     unsigned users; /* calls of our own that name it: it is not destroyed meanwhile */
+    unsigned trims; /* that give back what it has in reserve: nobody counts on that meanwhile */
     uint64_t charged;
-    uint64_t number; /* never given again, as a handle is */
-    bool recorded;   /* it can be destroyed: its blocks have records */
+    uint64_t settled; /* how often `charged` was set */
+    uint64_t wanted;  /* bytes of requests that the driver has not answered */
+    uint64_t held;    /* what they have reserved for the pool to grow by */
+    uint64_t number;  /* never given again, as a handle is */
+    bool recorded;    /* it can be destroyed: its blocks have records */
     bool destroyed;
     uint64_t live; /* bytes of its blocks with records */
 };
@@ -126,35 +131,73 @@ static bool pool_bytes(void *handle, int attribute, uint64_t *bytes) {
     return vg_call_cuMemPoolGetAttribute(handle, attribute, bytes) == VG_CUDA_SUCCESS;
 }
 
-/* Moves the charge of the pool to `reserved`; `held` bytes of it are in the reservation already. */
-static void move_charge(void *handle, uint64_t reserved, uint64_t held) {
-    uint64_t target = vg_round_charge(reserved);
-    lock();
-    struct pool *pool = find(handle);
-    int device = pool != NULL ? pool->device : -1;
-    uint64_t before = pool != NULL ? pool->charged : 0;
-    if (pool != NULL)
-        pool->charged = target;
-    unlock();
-    if (device < 0)
-        return;
-    struct vg_space *space = vg_here();
-    if (target < before)
-        vg_slot_subtract(space, device, VG_KIND_DATA, before - target);
-    if (target > before + held)
-        vg_reserve(space, device, target - before - held);
-    if (target > before)
-        vg_slot_add(space, device, VG_KIND_DATA, target - before);
-    if (target < before + held)
-        vg_unreserve(space, device, before + held - target);
+/* Under the lock. NULL: the pool is not known or not counted, or it is being destroyed. */
+static struct pool *counted(void *handle) {
+    struct pool *pool = handle != GONE ? find(handle) : NULL;
+    return pool != NULL && pool->device >= 0 ? pool : NULL;
 }
 
-/* False: the pool is not known or not counted, or it is being destroyed. */
+/* What is done to `charged` under the lock, for the rest of the books. */
+struct change {
+    int device;
+    uint64_t more, less;
+};
+
+/* Under the lock. `own` bytes are the caller's part of `held`. What other requests hold is there before the
+ * pool has grown by it: that much growth is theirs. */
+static struct change settle_to(struct pool *pool, uint64_t reserved, uint64_t own) {
+    uint64_t target = vg_round_charge(reserved), theirs = pool->held - own;
+    struct change change = {.device = pool->device};
+    if (target < pool->charged)
+        change.less = pool->charged - target;
+    else if (target - pool->charged > theirs)
+        change.more = target - pool->charged - theirs;
+    pool->charged += change.more - change.less;
+    pool->held -= own;
+    pool->settled++;
+    return change;
+}
+
+static void apply(const struct change *change, uint64_t own) {
+    struct vg_space *space = vg_here();
+    if (change->less != 0)
+        vg_slot_subtract(space, change->device, VG_KIND_DATA, change->less);
+    if (change->more > own)
+        vg_reserve(space, change->device, change->more - own);
+    if (change->more != 0)
+        vg_slot_add(space, change->device, VG_KIND_DATA, change->more);
+    if (change->less + own > change->more)
+        vg_unreserve(space, change->device, change->less + own - change->more);
+}
+
+/* Moves the charge to what the driver has reserved for the pool and gives up `own` bytes of a reservation. An
+ * answer of the driver that is older than another one that was used is asked for again. False: nothing was
+ * done. */
+static bool settle_with(void *handle, uint64_t own) {
+    for (;;) {
+        uint64_t reserved = 0;
+        lock();
+        struct pool *pool = counted(handle);
+        uint64_t settled = pool != NULL ? pool->settled : 0;
+        unlock();
+        if (pool == NULL || !pool_bytes(handle, VG_POOL_RESERVED, &reserved))
+            return false;
+        lock();
+        pool = counted(handle);
+        bool newest = pool != NULL && pool->settled == settled;
+        struct change change = newest ? settle_to(pool, reserved, own) : (struct change){.device = -1};
+        unlock();
+        if (newest)
+            apply(&change, own);
+        if (newest || pool == NULL)
+            return newest;
+    }
+}
+
+/* False: the pool is not counted. */
 static bool use(void *handle) {
     lock();
-    struct pool *pool = handle != GONE ? find(handle) : NULL;
-    if (pool != NULL && pool->device < 0)
-        pool = NULL;
+    struct pool *pool = counted(handle);
     if (pool != NULL)
         pool->users++;
     unlock();
@@ -170,20 +213,31 @@ static void leave(void *handle) {
 }
 
 static void settle(void *handle) {
-    uint64_t reserved = 0;
     if (!use(handle))
         return;
-    if (pool_bytes(handle, VG_POOL_RESERVED, &reserved))
-        move_charge(handle, reserved, 0);
+    settle_with(handle, 0);
     leave(handle);
 }
 
+/* Not while a request counts on what the pool has in reserve. */
 static void trim_and_settle(void *handle) {
-    if (!use(handle))
-        return;
-    if ((uintptr_t)handle > VG_MAX_DEVICES)
+    lock();
+    struct pool *pool = counted(handle);
+    bool trim = pool != NULL && pool->wanted == 0 && (uintptr_t)handle > VG_MAX_DEVICES;
+    if (trim) {
+        pool->users++;
+        pool->trims++;
+    }
+    unlock();
+    if (trim) {
         vg_call_cuMemPoolTrimTo(handle, 0);
-    leave(handle);
+        lock();
+        pool = find(handle);
+        if (pool != NULL && pool->trims > 0)
+            pool->trims--;
+        unlock();
+        leave(handle);
+    }
     settle(handle);
 }
 
@@ -192,9 +246,10 @@ static void for_each(void (*action)(void *handle)) {
         return;
     for (unsigned i = 0;; i++) {
         lock();
-        void *handle = i < pool_count ? pools[i].handle : NULL;
+        bool more = i < pool_count;
+        void *handle = more ? pools[i].handle : NULL;
         unlock();
-        if (handle == NULL)
+        if (!more)
             return;
         action(handle);
     }
@@ -227,48 +282,113 @@ void vg_pools_of_graphs(void) {
         settle(handle);
 }
 
-/* What the pool must grow by for `size` more bytes. False: the driver does not say. */
-static bool growth_for(void *pool, size_t size, uint64_t *growth) {
+struct pool_attempt {
+    struct vg_charge charge;
+    void *pool; /* NULL: not counted */
+    size_t size;
+};
+
+/* A request of `size` bytes more. `*others` gets what the driver has not answered yet. False: the pool is not
+ * counted. */
+static bool want(void *handle, size_t size, uint64_t *others) {
+    for (unsigned tries = 0;; tries++) {
+        lock();
+        struct pool *pool = counted(handle);
+        bool wait = pool != NULL && pool->trims != 0 && tries < YIELDS;
+        if (pool != NULL && !wait) {
+            *others = pool->wanted;
+            pool->wanted += size;
+            pool->users++;
+        }
+        unlock();
+        if (!wait)
+            return pool != NULL;
+        vg_pause_ns(poll_ns);
+    }
+}
+
+static void answered(void *handle, size_t size) {
+    lock();
+    struct pool *pool = find(handle);
+    if (pool != NULL)
+        pool->wanted -= size < pool->wanted ? size : pool->wanted;
+    unlock();
+    leave(handle);
+}
+
+/* What the pool must grow by for `size` more bytes, where `others` may come first. False: the driver does not
+ * say. */
+static bool growth_for(void *pool, size_t size, uint64_t others, uint64_t *growth) {
     uint64_t reserved = 0, used = 0;
     if (!pool_bytes(pool, VG_POOL_RESERVED, &reserved) || !pool_bytes(pool, VG_POOL_USED, &used))
         return false;
     uint64_t headroom = reserved > used ? reserved - used : 0;
+    headroom -= others < headroom ? others : headroom;
     uint64_t lack = size <= headroom ? 0 : size - headroom;
     *growth = lack > UINT64_MAX - granule ? lack : (lack + granule - 1) & ~(granule - 1);
     return true;
 }
 
-struct pool_attempt {
-    struct vg_charge charge;
-    void *pool; /* NULL: not counted */
-};
+static void await_others(void *handle, uint64_t deadline) {
+    for (bool waiting = true; waiting && vg_now() < deadline;) {
+        vg_pause_ns(poll_ns);
+        lock();
+        const struct pool *pool = counted(handle);
+        waiting = pool != NULL && pool->wanted != 0;
+        unlock();
+    }
+}
+
+/* True: admitted, or not counted; with `attempt->pool` the driver's answer is awaited. `*others`: how much
+ * others wanted, who may need less of the pool than they are counted with. */
+static bool try(struct pool_attempt *attempt, void *pool, int device, size_t size, uint64_t *others) {
+    uint64_t growth = 0;
+    if (!want(pool, size, others))
+        return true;
+    bool told = growth_for(pool, size, *others, &growth);
+    bool fits = told && vg_charge_quietly(&attempt->charge, device, growth);
+    if (!fits) {
+        answered(pool, size);
+        return !told;
+    }
+    lock();
+    struct pool *its = counted(pool);
+    if (its != NULL && attempt->charge.reserved)
+        its->held += attempt->charge.size;
+    unlock();
+    attempt->pool = pool;
+    attempt->size = size;
+    return true;
+}
+
+static int admit(struct pool_attempt *attempt, void *pool, int device, size_t size) {
+    uint64_t others = 0, deadline = 0;
+    for (bool trimmed = false; !try(attempt, pool, device, size, &others);) {
+        if (deadline == 0)
+            deadline = vg_now() + others_wait_ns;
+        if (others != 0 && vg_now() < deadline) {
+            await_others(pool, deadline);
+        } else if (!trimmed) {
+            trim_and_settle(pool);
+            trimmed = true;
+        } else {
+            return vg_charge_refuse(device, size);
+        }
+    }
+    return VG_CUDA_SUCCESS;
+}
 
 /* 0, or the result for the program. */
 static int begin(struct pool_attempt *attempt, void *pool, int device, size_t size, void *stream) {
     *attempt = (struct pool_attempt){.pool = NULL};
-    uint64_t growth = 0;
-    if (device < 0 || vg_gate_capturing(stream))
+    if (pool == NULL || device < 0 || vg_gate_capturing(stream))
         return VG_CUDA_SUCCESS;
     enum known known = know(pool, device);
-    if (known == KNOWN_NO_ROOM)
-        return VG_CUDA_OUT_OF_MEMORY;
-    if (known == KNOWN_UNCOUNTED || !use(pool))
-        return VG_CUDA_SUCCESS;
-    bool told = growth_for(pool, size, &growth);
-    if (told && !vg_charge_quietly(&attempt->charge, device, growth)) {
-        vg_call_cuMemPoolTrimTo(pool, 0);
-        settle(pool);
-        growth_for(pool, size, &growth);
-        if (!vg_charge_quietly(&attempt->charge, device, growth)) {
-            leave(pool);
-            return vg_charge_refuse(device, size);
-        }
-    }
-    if (told)
-        attempt->pool = pool;
-    else
-        leave(pool);
-    return VG_CUDA_SUCCESS;
+    if (known != KNOWN_COUNTED)
+        return known == KNOWN_NO_ROOM ? VG_CUDA_OUT_OF_MEMORY : VG_CUDA_SUCCESS;
+    int saved = errno, result = admit(attempt, pool, device, size);
+    errno = saved;
+    return result;
 }
 
 /* A block of a pool that can be destroyed. Without memory for a record it counts as in use for ever. */
@@ -288,16 +408,21 @@ static void record_block(void *handle, uint64_t pointer, size_t size) {
 }
 
 static void end(struct pool_attempt *attempt, int result, const uint64_t *pointer, size_t size) {
-    if (attempt->pool == NULL)
+    void *handle = attempt->pool;
+    if (handle == NULL)
         return;
-    uint64_t reserved = 0;
+    uint64_t own = attempt->charge.reserved ? attempt->charge.size : 0;
     if (result == VG_CUDA_SUCCESS)
-        record_block(attempt->pool, *pointer, size);
-    if (result == VG_CUDA_SUCCESS && pool_bytes(attempt->pool, VG_POOL_RESERVED, &reserved))
-        move_charge(attempt->pool, reserved, attempt->charge.reserved ? attempt->charge.size : 0);
-    else
+        record_block(handle, *pointer, size);
+    if (result != VG_CUDA_SUCCESS || !settle_with(handle, own)) {
+        lock();
+        struct pool *pool = counted(handle);
+        if (pool != NULL)
+            pool->held -= own < pool->held ? own : pool->held;
+        unlock();
         vg_charge_abandon(&attempt->charge);
-    leave(attempt->pool);
+    }
+    answered(handle, attempt->size);
 }
 
 /* The device whose default or current pool it is, else the current one: a pool that nobody told us of. */
@@ -313,10 +438,10 @@ static int device_of_pool(void *pool) {
     return vg_current_device();
 }
 
-/* The current device's pool and its region index; false: not counted. */
-static bool current_pool(void **pool, int *device) {
+/* The pool of the stream's device and its region index; false: not counted. */
+static bool stream_pool(void *stream, void **pool, int *device) {
     int cuda_device = 0;
-    if (vg_call_cuCtxGetDevice(&cuda_device) != VG_CUDA_SUCCESS ||
+    if (!vg_stream_device(stream, &cuda_device) ||
         vg_call_cuDeviceGetMemPool(pool, cuda_device) != VG_CUDA_SUCCESS)
         return false;
     *device = vg_device_of(cuda_device);
@@ -331,7 +456,7 @@ int vg_mem_alloc_async(vg_fn_mem_alloc_async driver, uint64_t *pointer, size_t s
     int device = -1, result = VG_CUDA_SUCCESS;
     if (mode == VG_MODE_DENY)
         return VG_CUDA_UNKNOWN;
-    if (mode == VG_MODE_COUNT && current_pool(&pool, &device))
+    if (mode == VG_MODE_COUNT && stream_pool(on_stream, &pool, &device))
         result = begin(&attempt, pool, device, size, on_stream);
     if (result != VG_CUDA_SUCCESS)
         return result;

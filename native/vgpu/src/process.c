@@ -368,8 +368,16 @@ static void look(void) {
 
 void vg_limits_refresh(void) {
     uint64_t tick = vg_tick(vg_gate);
-    if (atomic_exchange(&vg_gate->looked_at, tick) != tick)
-        look();
+    if (atomic_exchange(&vg_gate->looked_at, tick) == tick)
+        return;
+    look();
+    int saved = errno;
+    bool nested = vg_thread.in_hook;
+    vg_thread.in_hook = true;
+    vg_pools_settle();
+    vg_vmm_settle();
+    vg_thread.in_hook = nested;
+    errno = saved;
 }
 
 void vg_trim_asked(void) {

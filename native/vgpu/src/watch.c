@@ -4,7 +4,6 @@
 #include "admit.h"
 #include "elf_walk.h"
 #include "learn.h"
-#include "mem.h"
 #include "process.h"
 #include "sample.h"
 #include "slots.h"
@@ -41,8 +40,6 @@ static void raise_peaks(struct vg_space *space) {
 static void once_a_second(struct vg_space *space) {
     atomic_store(&space->extension->tick, vg_unix_seconds());
     vg_limits_refresh();
-    vg_pools_settle();
-    vg_vmm_settle();
     raise_peaks(space);
 }
 
