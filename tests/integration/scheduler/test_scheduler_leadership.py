@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from hami.kube.certificates import KeyPair, create_authority, issue, write_pair
 
@@ -84,6 +85,39 @@ async def test_leadership_lost_between_bind_and_post_sends_no_binding(start: Any
         node = await world.request("GET", "/api/v1/nodes/n1")
         assert "hami.io/mutex.lock" not in node["metadata"]["annotations"]
         assert world.used_mib("n1") == [0]
+
+
+async def test_a_binding_without_an_answer_is_not_sent_again_once_another_replica_has_led(start: Any) -> None:
+    """The other one may have given the cards away."""
+    async with start(lease=("kube-system", "hami-scheduler")) as world:
+        await write_lease(world, "host_1", 1, create=True)
+        await world.until(lambda: world.scheduler.gate.is_open)
+        await world.add_node("n1")
+        pod = await world.add_pod("p", mem=8000)
+        await world.filter(pod, "n1")
+        binder, sent, looks = world.scheduler.binder, list[str](), list[str]()
+        binder._settings = type(binder._settings)(late_s=0.5)
+
+        async def answer(request: web.Request) -> web.StreamResponse | None:
+            if request.path.endswith("/pods/p/binding"):
+                sent.append(request.path)
+                if len(sent) == 1:
+                    term = world.scheduler.leadership.term
+                    await write_lease(world, "other_1", 2)
+                    await write_lease(world, "host_1", 3)
+                    await world.until(lambda: world.scheduler.leadership.term == term + 2)
+                    return web.json_response({"message": "lost"}, status=504)
+            elif (request.method, request.path) == ("GET", "/api/v1/namespaces/default/pods/p"):
+                looks.append(request.path)
+            return None
+
+        world.api.intercept = answer
+        assert await world.bind(pod, "n1") == "not the leader"
+        assert len(sent) == 1
+        assert len(looks) > 1, "it may have landed late"
+        assert world.used_mib("n1") == [0]
+        node = await world.request("GET", "/api/v1/nodes/n1")
+        assert "hami.io/mutex.lock" not in node["metadata"]["annotations"]
 
 
 async def test_a_new_leader_answers_only_after_its_watch_passed_a_fresh_read(start: Any) -> None:

@@ -206,6 +206,65 @@ async def test_the_gate_opens_after_catching_up_and_closes_when_leadership_is_lo
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_another_leader_that_came_and_went_unnoticed_closes_the_gate_and_drops_what_was_decided() -> (
+    None
+):
+    """The Lease's changes may come all at once, after a watch that was interrupted."""
+    leadership, gate, calls = Leadership("h", electing=True), SyncGate(), list[str]()
+
+    async def catch_up() -> None:
+        calls.append("catch up")
+
+    task = asyncio.create_task(keep_gate(leadership, gate, catch_up, lambda: calls.append("lost")))
+    leadership.on_add(lease("h_1", 1))
+    assert await gate.wait(60)
+    leadership.on_update(lease("h_1", 1), lease("other_1", 2))
+    leadership.on_update(lease("other_1", 2), lease("h_1", 3))
+    async with asyncio.timeout(60):
+        while len(calls) < 3:  # noqa: ASYNC110 -- nobody tells
+            await asyncio.sleep(0.01)
+    assert calls == ["catch up", "lost", "catch up"]
+    assert await gate.wait(60)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_was_read_before_another_led_opens_no_gate() -> None:
+    leadership, gate, calls = Leadership("h", electing=True), SyncGate(), list[bool]()
+    go = asyncio.Event()
+
+    async def catch_up() -> None:
+        calls.append(gate.is_open)
+        if len(calls) == 1:
+            await go.wait()
+
+    task = asyncio.create_task(keep_gate(leadership, gate, catch_up, lambda: None))
+    leadership.on_add(lease("h_1", 1))
+    await asyncio.sleep(0)
+    leadership.on_add(lease("other_1", 2))
+    leadership.on_add(lease("h_1", 3))
+    go.set()
+    assert await gate.wait(60)
+    assert calls == [False, False]
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_renewals_begin_no_new_term_and_another_holder_or_a_deleted_lease_does() -> None:
+    leadership = Leadership("h", electing=True)
+    leadership.on_add(lease("h_1", 1))
+    term = leadership.term
+    leadership.on_update(lease("h_1", 1), lease("h_1", 1))
+    assert leadership.leads_since(term)
+    leadership.on_update(lease("h_1", 1), lease("h_1", 3))
+    assert leadership.is_leader()
+    assert not leadership.leads_since(term)
+    term = leadership.term
+    leadership.on_delete(lease("h_1", 3))
+    leadership.on_add(lease("h_1", 3))
+    assert not leadership.leads_since(term)
+
+
 # --- pending pods -------------------------------------------------------------------------------------------
 
 

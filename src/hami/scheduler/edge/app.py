@@ -29,7 +29,7 @@ from hami.scheduler.edge.events import SchedulerEvents
 from hami.scheduler.edge.extender import Extender
 from hami.scheduler.edge.handshakes import MetadataWriter
 from hami.scheduler.edge.informers import Informers, NodeEvents, PodEvents, QuotaEvents, run_timers
-from hami.scheduler.edge.leader import Leadership, SyncGate, keep_gate
+from hami.scheduler.edge.leader import LATE_S, Leadership, SyncGate, keep_gate
 from hami.scheduler.edge.metrics import Metrics
 from hami.scheduler.edge.node_locks import NodeLocks
 from hami.scheduler.edge.orphans import Orphans
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 
 _IDLE_COLLECT_S = 300.0
 _FLUSH_S = 2.0
-_YOUNG_S = 60.0  # as long as an API server works on a request
 
 _Work = Callable[[], Awaitable[None]]
 
@@ -121,7 +120,7 @@ class Scheduler:
         informers = Informers(client, leadership, pods, nodes, QuotaEvents(state), settings.lease, bugs)
 
         async def catch_up(node: str) -> None:
-            if gate.opened_within(_YOUNG_S):  # a Binding of whoever decided before us may land this late
+            if gate.opened_within(LATE_S):  # a Binding of whoever decided before us may land this late
                 await informers.read_pods_of(node)
 
         binder = Binder(

@@ -29,7 +29,7 @@ from hami.scheduler.core.state import ClusterState
 from hami.scheduler.edge.deadline import ANSWER_WITHIN_S, Deadline
 from hami.scheduler.edge.events import SchedulerEvents, pod_of
 from hami.scheduler.edge.half_allocated import HalfAllocated
-from hami.scheduler.edge.leader import Leadership
+from hami.scheduler.edge.leader import LATE_S, Leadership
 from hami.scheduler.edge.node_locks import LockContention, LockFailed, LockKind, NodeLocks
 from hami.scheduler.edge.pod_locks import KEPT_S, PodLocks
 from hami.vendors.types import NodeView
@@ -74,11 +74,12 @@ _NOTHING_NOTED = PodNote()
 
 @dataclass(frozen=True, slots=True)
 class BinderSettings:
-    """Seconds a pod-group member waits for a locked node (0: none), and until kube-scheduler has its
-    answer, whatever there is to wait for."""
+    """Seconds a pod-group member waits for a locked node (0: none), until kube-scheduler has its answer,
+    whatever there is to wait for, and in which a Binding without an answer may still be carried out."""
 
     lock_retry_s: float = 28.0
     answer_within_s: float = ANSWER_WITHIN_S
+    late_s: float = LATE_S
     privileged_allowed: bool = False  # privileged pods with devices are admitted; say so once they are bound
     scheduler_name: str = ""  # whose pods are bound; empty: any scheduler's
 
@@ -310,12 +311,13 @@ class Binder:
         self, reservation: Reservation, annotations: Mapping[str, str], deadline: Deadline
     ) -> Result:
         """Send the Binding until its outcome is known, and draw the consequences."""
+        term = self._leadership.term
         first_s = max(_LEAST_FIRST_S, self._within(deadline))
         result = await self._attempt(reservation, annotations, repeated=False, timeout_s=first_s)
         if result.outcome is Outcome.UNKNOWN:
             self._state.binding_unknown(reservation.uid)
             log.warning("binding.unknown", extra={"pod": _name(reservation), "reason": result.text})
-            result = await self._settle(reservation, annotations)
+            result = await self._settle(reservation, annotations, term)
         if result.outcome is Outcome.BOUND:
             self._locks.hand_over(reservation.uid)
             self._state.binding_confirmed(reservation.uid)
@@ -332,16 +334,25 @@ class Binder:
             log.info("binding.refused", extra={"pod": _name(reservation), "reason": result.text})
         return result
 
-    async def _settle(self, reservation: Reservation, annotations: Mapping[str, str]) -> Result:
+    async def _settle(self, reservation: Reservation, annotations: Mapping[str, str], term: int) -> Result:
         """GET, and the same Binding again while the pod is unbound: only a definite answer ends this
-        (decision 25)."""
+        (decision 25).
+
+        It is not sent again once another replica may have led, and may have given the cards to other pods:
+        then it is over when what was sent can no longer be carried out.
+        """
         delay = _SETTLE_FIRST_S
+        until = Deadline(self._settings.late_s)
         while True:
             await self._sleep(delay)
             delay = min(_SETTLE_CAP_S, delay * 2)
+            too_late = until.has_passed
             result = await self._look(reservation)
-            if result is None and self._leadership.is_leader():
+            if result is None and self._leadership.leads_since(term):
                 result = await self._attempt(reservation, annotations, repeated=True)
+                until = Deadline(self._settings.late_s)
+            elif result is None and self._leadership.term != term and too_late:
+                result = Result(Outcome.REFUSED, NOT_LEADER)
             if result is not None and result.outcome is not Outcome.UNKNOWN:
                 return result
 

@@ -11,11 +11,14 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from hami.kube.errors import KubeError
 from hami.kube.lease import LeaseObservation
 from hami.protocol.views import Lease
 
+LATE_S: Final = 60.0
+"""As long as an API server works on a request: so late may it carry out one that was given up."""
 _RETRY_S = 1.0
 _LONG_S = 3600.0
 
@@ -33,11 +36,17 @@ class Leadership:
         self._electing = electing
         self._clock = clock
         self._lease = LeaseObservation()
+        self._tenure: tuple[str, int] | None = None
+        self.term = 0  # another number whenever another replica may have led in between
         self.changed = asyncio.Event()
 
     def is_leader(self) -> bool:
         """Asked right before every write."""
         return not self._electing or self._lease.held_by(self._hostname, self._clock())
+
+    def leads_since(self, term: int) -> bool:
+        """Whether this replica leads, and nobody else has since it was in that ``term``."""
+        return self.is_leader() and self.term == term
 
     def seconds_to_expiry(self) -> float:
         """Until the holder stops being believable unless its Lease changes; long when nothing can expire."""
@@ -46,14 +55,21 @@ class Leadership:
         return max(0.0, self._lease.expires_at() - self._clock())
 
     def on_add(self, lease: Lease) -> None:
-        self._lease.observe(lease.spec, self._clock())
-        self.changed.set()
+        spec = lease.spec
+        self._lease.observe(spec, self._clock())
+        self._begin((spec.holder_identity or "", spec.lease_transitions or 0))
 
     def on_update(self, _old: Lease, lease: Lease) -> None:
         self.on_add(lease)
 
     def on_delete(self, _lease: Lease) -> None:
         self._lease.forget()
+        self._begin(None)
+
+    def _begin(self, tenure: tuple[str, int] | None) -> None:
+        if tenure != self._tenure:
+            self._tenure = tenure
+            self.term += 1
         self.changed.set()
 
 
@@ -97,21 +113,25 @@ async def keep_gate(
     catch_up: Callable[[], Awaitable[None]],
     on_lost: Callable[[], None],
 ) -> None:
-    """Open the gate whenever leadership is gained and ``catch_up`` has returned; close it when it is lost.
+    """Open the gate whenever leadership is gained and ``catch_up`` has returned; close it when it is lost,
+    for however short a time.
 
     ``catch_up`` returns once everything stored before its call has been delivered; on ``KubeError`` it is
     called again.
     """
+    term = leadership.term
     while True:
-        if leadership.is_leader() and not gate.is_open:
-            log.info("leader.gained")
-            await _open_when_caught_up(leadership, gate, catch_up)
-        elif not leadership.is_leader() and gate.is_open:
+        if gate.is_open and not leadership.leads_since(term):
             log.info("leader.lost")
             gate.close()
             on_lost()
+        if leadership.is_leader() and not gate.is_open:
+            log.info("leader.gained")
+            term = leadership.term
+            await _open_when_caught_up(leadership, term, gate, catch_up)
         leadership.changed.clear()
-        if leadership.is_leader() != gate.is_open:
+        is_right = leadership.leads_since(term) if gate.is_open else not leadership.is_leader()
+        if not is_right:
             continue
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(leadership.seconds_to_expiry() + 0.01):
@@ -119,16 +139,16 @@ async def keep_gate(
 
 
 async def _open_when_caught_up(
-    leadership: Leadership, gate: SyncGate, catch_up: Callable[[], Awaitable[None]]
+    leadership: Leadership, term: int, gate: SyncGate, catch_up: Callable[[], Awaitable[None]]
 ) -> None:
-    while leadership.is_leader():
+    while leadership.leads_since(term):
         try:
             await catch_up()
         except KubeError as error:
             log.warning("leader.catching_up_failed", extra={"reason": str(error)})
             await asyncio.sleep(_RETRY_S)
             continue
-        if leadership.is_leader():
+        if leadership.leads_since(term):
             gate.open()
             log.info("scheduler.synced")
         return
