@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shutil
+import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -277,6 +278,19 @@ def spoil_lock_parent(host: HostPaths) -> None:
         os.chown(parent, 1000, 1000)
     else:
         parent.symlink_to("/nowhere")
+
+
+async def test_x2_a_container_that_gave_its_directory_to_another_user_starts_again(served: World) -> None:
+    first = await served.started("p")
+    directory = Path(served.host.containers) / "uid-p_app"
+    (directory / "kept").touch()
+    directory.chmod(0o700)
+    if os.geteuid() == 0:
+        os.chown(directory, 1000, 1000)
+    assert await served.started("p") == first
+    found = directory.stat()
+    assert (found.st_uid, stat.S_IMODE(found.st_mode)) == (os.geteuid(), 0o777)
+    assert (directory / "kept").exists()
 
 
 async def test_x16_an_unsafe_lock_parent_is_refused_and_no_document_written(served: World) -> None:

@@ -228,7 +228,10 @@ class Workspace:
 
 
 def _open_up(parent: int, path: str, owner: int) -> None:
-    """Give a directory in ``parent`` mode 0777; anything but a directory of ``owner`` is refused."""
-    with open_directory(path, owner, parent) as child:
-        if stat.S_IMODE(os.fstat(child).st_mode) != _CACHE_MODE:
+    """Give a directory in ``parent`` back to ``owner`` and mode 0777: the container may have changed both."""
+    with open_directory(path, parent=parent) as child:
+        found = os.fstat(child)
+        if found.st_uid != owner:
+            os.fchown(child, owner, -1)
+        if stat.S_IMODE(found.st_mode) != _CACHE_MODE:
             os.fchmod(child, _CACHE_MODE)
