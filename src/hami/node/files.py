@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import secrets
 import stat
@@ -19,7 +20,9 @@ from hami.node.errors import UnsafePathError
 
 _DIRECTORY_FLAGS: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MAX_DEPTH: Final = 40
-_MAX_ENTRIES: Final = 1_000_000
+_MAX_ENTRIES: Final = 100_000
+"""More are not removed at once: others wait meanwhile."""
+_NAMES_AT_ONCE: Final = 1000
 
 
 @contextlib.contextmanager
@@ -242,16 +245,14 @@ class _Remover:
     def empty(self, directory: int, depth: int) -> None:
         # Entries that were moved up appear in the top directory while it is read, so it is read until it
         # is empty.
-        while names := os.listdir(directory):
+        while names := _some_names(directory):
             for name in names:
                 self._remove(directory, name, depth)
-            if depth:
-                return
 
     def _remove(self, directory: int, name: str, depth: int) -> None:
         self._entries += 1
         if self._entries > _MAX_ENTRIES:
-            raise UnsafePathError(f"more than {_MAX_ENTRIES} entries to remove")
+            raise UnsafePathError(f"it has more than {_MAX_ENTRIES} entries: the others go next time")
         try:
             os.unlink(name, dir_fd=directory)
         except FileNotFoundError:
@@ -273,6 +274,12 @@ class _Remover:
         finally:
             os.close(child)
         os.rmdir(name, dir_fd=directory)
+
+
+def _some_names(directory: int) -> list[str]:
+    """Names in a directory, none if it is empty; a workload can make more of them than fit into memory."""
+    with os.scandir(directory) as entries:
+        return [entry.name for entry in itertools.islice(entries, _NAMES_AT_ONCE)]
 
 
 def _write_all(descriptor: int, content: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,22 @@ def test_a_tree_of_any_depth_is_removed_without_following_links(tmp_path: Path) 
         remove_tree(parent, "absent")
     assert not top.exists()
     assert (victim / "kept").exists()
+
+
+def test_a_directory_of_any_size_is_removed_in_little_memory(tmp_path: Path) -> None:
+    inner = tmp_path / "top" / "inner"
+    inner.mkdir(parents=True)
+    for number in range(15_000):
+        (inner / f"{number:0100d}").touch()
+    tracemalloc.start()
+    try:
+        with open_directory(tmp_path) as parent:
+            remove_tree(parent, "top")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert not (tmp_path / "top").exists()
+    assert peak < 1 << 20
 
 
 def test_a_link_in_place_of_the_tree_is_removed_itself(tmp_path: Path) -> None:
