@@ -360,3 +360,23 @@ def test_a_region_that_vanishes_is_forgotten_at_once(host: Host) -> None:
     assert tracker.sweep().regions == {}
     with open_containers(str(host.folder)) as descriptor:
         assert list_directories(descriptor) == ((), ("nodash",))
+
+
+def test_a_directory_that_cannot_be_listed_hides_no_other(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    host.store(region())
+    (host.folder / "uid-b_web").mkdir()
+    broken = (host.folder / "uid-b_web").stat().st_ino
+    plain = os.scandir
+
+    def listed(place: Any) -> Any:
+        if isinstance(place, int) and os.fstat(place).st_ino == broken:
+            raise OSError(errno.EIO, "Input/output error")
+        return plain(place)
+
+    monkeypatch.setattr(os, "scandir", listed)
+    sweep = Tracker(str(host.folder)).sweep()
+    assert {directory.name: found is not None for directory, found in sweep.regions.items()} == {
+        NAME: True,
+        "uid-b_web": False,
+    }
+    assert sweep.errors == {"open_failed": 1}

@@ -174,18 +174,20 @@ def _open_region(containers: int, name: str, access: int) -> Iterator[int | None
         return
     except OSError as error:
         raise RegionError("open_failed", f"{name}: {error.strerror or error}") from error
+    where = name
     try:
         chosen = _choose(directory, name)
         if chosen is None:
             yield None
             return
+        where = f"{name}/{chosen}"
         descriptor = _open_file(directory, chosen, access)
         try:
             yield descriptor
-        except OSError as error:
-            raise RegionError("open_failed", f"{name}/{chosen}: {error.strerror or error}") from error
         finally:
             os.close(descriptor)
+    except OSError as error:
+        raise RegionError("open_failed", f"{where}: {error.strerror or error}") from error
     finally:
         os.close(directory)
 
