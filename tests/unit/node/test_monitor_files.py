@@ -362,7 +362,9 @@ def test_a_region_that_vanishes_is_forgotten_at_once(host: Host) -> None:
         assert list_directories(descriptor) == ((), ("nodash",))
 
 
-def test_a_directory_that_cannot_be_listed_hides_no_other(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_that_cannot_be_listed_hides_no_other(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     host.store(region())
     (host.folder / "uid-b_web").mkdir()
     broken = (host.folder / "uid-b_web").stat().st_ino
