@@ -22,6 +22,7 @@ from hami.vendors.request import (
     append_env,
     child,
     count_of,
+    default_runtime_class,
     integer,
     limit_of,
     memory_of,
@@ -193,9 +194,7 @@ def admit(
         _set_count(container, names.count)
     if names.memory:
         _set_memory(chip, container, p, memory, soft=soft)
-    spec = child(pod, "spec")
-    if config.runtime_class_name and not spec.get("runtimeClassName"):
-        spec["runtimeClassName"] = config.runtime_class_name
+    default_runtime_class(pod, config.runtime_class_name)
     return True
 
 

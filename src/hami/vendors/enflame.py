@@ -60,7 +60,7 @@ from hami.vendors.types import (
     VendorProfile,
 )
 from hami.vendors.usage import STANDARD
-from hami.vendors.vector import always_exact, checks_for, never_exact, standard_needs
+from hami.vendors.vector import always_exact, checks_for, never_exact, standard_needs, unused_card_needs
 
 DRS: Final = "Enflame"
 WHOLE: Final = "GCU"
@@ -144,7 +144,7 @@ def _cards(name: str, drs_name: str) -> VendorProfile:
         ResourceNames(name),
         rules,
         checks_for(_WHOLE_CHECKS | {"mutex"}),
-        unused_cards,
+        unused_card_needs,
         always_exact,
         STANDARD,
         hooks=Hooks(parse=parse_whole, discover=partial(discover_whole, drs_name)),
@@ -483,10 +483,3 @@ def discover_whole(drs_name: str, node: NodeView, p: VendorProfile) -> Inventory
         return inventory
     warning = f"{node.name} reports both {p.names.count} and {drs_name}: cards may be given away twice"
     return Inventory(inventory.devices, (*inventory.warnings, warning))
-
-
-def unused_cards(
-    p: VendorProfile, request: ContainerRequest, pod: PodInfo, policy: frozenset[str], columns: CardColumns
-) -> VectorNeeds:
-    """Only cards without a task."""
-    return replace(standard_needs(p, request, pod, policy, columns), mem=0, cores=0, mutex=True)

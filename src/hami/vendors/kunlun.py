@@ -4,17 +4,16 @@ Both modes follow one topology; memory is MiB, cores are percent of a card and f
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from hami.protocol import keys, quantity
-from hami.protocol.errors import DevicesMalformed, QuantityError
+from hami.protocol import keys
+from hami.protocol.errors import DevicesMalformed
 from hami.vendors import kunlun_topology
-from hami.vendors.columns import CardColumns, VectorNeeds
 from hami.vendors.discovery import registered
 from hami.vendors.kunlun_slices import SliceAlgebra, sizes
-from hami.vendors.request import child, count_of, invalid, limit_of, set_limit
+from hami.vendors.request import amount_of, child, count_of, invalid, limit_of, set_limit
 from hami.vendors.schema import DeviceConfig, KunlunConfig
 from hami.vendors.types import (
     CORDONED,
@@ -51,7 +50,7 @@ from hami.vendors.types import (
     VendorProfile,
 )
 from hami.vendors.usage import STANDARD
-from hami.vendors.vector import checks_for, never_exact, standard_needs
+from hami.vendors.vector import checks_for, never_exact, standard_needs, unused_card_needs
 
 WHOLE: Final = "kunlun"
 SHARE: Final = "XPU"
@@ -91,7 +90,7 @@ def _whole(config: KunlunConfig) -> VendorProfile:
             unused_only=True,
         ),
         checks_for(_WHOLE_CHECKS | {"mutex"}),
-        whole_needs_of_vectors,
+        unused_card_needs,
         never_exact,
         STANDARD,
         hooks=Hooks(
@@ -178,11 +177,7 @@ def mib_of(name: str, text: Any, container: str) -> int:
 
     Raises `AdmissionRejected`.
     """
-    try:
-        written = quantity.canonical(text)
-        amount = quantity.value(written)
-    except QuantityError:
-        amount, written = -1, ""
+    amount, written = amount_of(text)
     if amount >= _BYTES_FROM and not written.isdigit():
         amount = -(-amount // _BYTES_FROM)
     if not 0 <= amount <= INT32_MAX:
@@ -245,13 +240,6 @@ def whole_card(_ctx: FitContext, card: Card) -> Need:
     """All of the card."""
     info = card.info
     return Need(info.devmem, info.devcore, info.devcore, card.used.cores)
-
-
-def whole_needs_of_vectors(
-    p: VendorProfile, request: ContainerRequest, pod: PodInfo, policy: frozenset[str], columns: CardColumns
-) -> VectorNeeds:
-    """Only unused cards."""
-    return replace(standard_needs(p, request, pod, policy, columns), mem=0, cores=0, mutex=True)
 
 
 def busy_in_other_mode(other: str, ctx: FitContext, card: Card) -> str | None:

@@ -8,14 +8,14 @@ from typing import Any, Final
 
 import msgspec
 
-from hami.protocol import keys, quantity
-from hami.protocol.errors import DevicesMalformed, QuantityError
+from hami.protocol import keys
+from hami.protocol.errors import DevicesMalformed
 from hami.protocol.timestamps import nanoseconds
 from hami.vendors import metax_links
 from hami.vendors.discovery import check_number, read_each, register_text
 from hami.vendors.fit import MAX_CORES, card_need
 from hami.vendors.reasons import APP_CLASS_MISMATCH, CARD_UNHEALTHY, QOS_MISMATCH
-from hami.vendors.request import annotations_of, child, count_of, integer, invalid, limit_of
+from hami.vendors.request import amount_of, annotations_of, child, count_of, integer, invalid, limit_of
 from hami.vendors.schema import MetaxConfig
 from hami.vendors.types import (
     INT32_MAX,
@@ -177,11 +177,7 @@ def mib_of(name: str, text: Any, container: str) -> int:
 
     Raises `AdmissionRejected`: a bare multiple of 1000 is written with a letter by the API server.
     """
-    try:
-        written = quantity.canonical(text)
-        amount = quantity.value(written)
-    except QuantityError:
-        amount, written = -1, ""
+    amount, written = amount_of(text)
     if not any(letter.isalpha() for letter in written):
         amount = -1 if integer(written) is None else amount
         if 0 <= amount <= _MAX_GIB:

@@ -18,7 +18,7 @@ from hami.vendors.fit import MAX_CORES
 from hami.vendors.request import (
     any_value,
     append_env,
-    child,
+    default_runtime_class,
     integer,
     invalid,
     limit_of,
@@ -136,9 +136,7 @@ def admit(
     if uses:
         if config.core_policy not in ("", "default"):
             append_env(container, keys.ENV_CORE_POLICY, config.core_policy, wins=any_value)
-        spec = child(pod, "spec")
-        if config.runtime_class_name and not spec.get("runtimeClassName"):
-            spec["runtimeClassName"] = config.runtime_class_name
+        default_runtime_class(pod, config.runtime_class_name)
     elif config.overwrite_env:
         hidden = keys.ENV_VISIBLE_NONE
         append_env(container, keys.ENV_VISIBLE_DEVICES, hidden, wins=lambda last: last.get("value") == hidden)

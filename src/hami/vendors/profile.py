@@ -60,11 +60,6 @@ class ResourceNames:
         return max(found, default=None)
 
 
-RequestCheck = Callable[
-    [Mapping[str, Any], ContainerRequest | None, Mapping[str, Any], "VendorProfile"], None
-]
-
-
 @dataclass(frozen=True, slots=True)
 class Hooks:
     """Everything about a vendor that is not data; each is optional and pure."""

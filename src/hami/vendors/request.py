@@ -187,6 +187,15 @@ def integer(text: Any) -> int | None:
     return number if ok else None
 
 
+def amount_of(text: Any) -> tuple[int, str]:
+    """A quantity's value, rounded up, and how it is written in canonical form; -1 and "" for what is none."""
+    try:
+        written = quantity.canonical(text)
+        return quantity.value(written), written
+    except QuantityError:
+        return -1, ""
+
+
 def count_of(name: str, text: Any, container: str) -> int:
     """A device count, 1..int32. Raises `AdmissionRejected`."""
     number = integer(text)
@@ -316,6 +325,13 @@ def align_request(container: dict[str, Any], name: str, value: int) -> None:
     """Write a request where the container has one: the API server wants it equal to the limit."""
     if request_of(container, name) is not None:
         child(child(container, "resources"), "requests")[name] = str(value)
+
+
+def default_runtime_class(pod: dict[str, Any], name: str) -> None:
+    """Give a pod that names no runtime class the one ``name``, if there is one."""
+    spec = child(pod, "spec")
+    if name and not spec.get("runtimeClassName"):
+        spec["runtimeClassName"] = name
 
 
 def child(parent: dict[str, Any], key: str) -> dict[str, Any]:

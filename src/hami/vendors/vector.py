@@ -3,6 +3,7 @@
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -98,6 +99,13 @@ def standard_needs(
         allowed=allowed_codes(select(p.rules, pod.annotations), columns),
         mutex="mutex" in policy and "mutex" in p.rules.checks,
     )
+
+
+def unused_card_needs(
+    p: VendorProfile, request: ContainerRequest, pod: PodInfo, policy: frozenset[str], columns: CardColumns
+) -> VectorNeeds:
+    """Needs of a request for whole cards: only cards that nobody uses."""
+    return replace(standard_needs(p, request, pod, policy, columns), mem=0, cores=0, mutex=True)
 
 
 def always_exact(

@@ -96,9 +96,9 @@ class Controller(ABC):
             self.resource, namespace_of(obj), name_of(obj), change, subresource="status"
         )
 
-    async def delete(self, resource: Resource, obj: Object) -> None:
+    async def delete(self, resource: Resource, obj: Object, propagation: str = "") -> None:
         """Delete ``obj``; one that has gone, or another of its name, is left alone."""
-        options = DeleteOptions({"preconditions": {"uid": meta(obj)["uid"]}})
+        options = DeleteOptions({"preconditions": {"uid": meta(obj)["uid"]}}, propagation=propagation)
         try:
             await self.registry.delete(resource, namespace_of(obj), name_of(obj), options)
         except ApiError as error:

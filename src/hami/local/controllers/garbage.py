@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from hami.local.api.errors import ApiError
 from hami.local.api.objects import Object, meta, name_of, namespace_of
-from hami.local.api.registry import FOREGROUND, ORPHAN, Change, DeleteOptions
+from hami.local.api.registry import FOREGROUND, ORPHAN, Change
 from hami.local.api.resources import PODS, Resource
 from hami.local.api.store import Event
 from hami.local.controllers.common import is_deleting, owners_of, without_finalizer, without_owner
@@ -90,7 +90,7 @@ class GarbageCollector(Controller):
             left = self._dependents_of(uid)
             for resource, obj in left:
                 if not is_deleting(obj):
-                    await self._delete(resource, obj, "Foreground")
+                    await self.delete(resource, obj, "Foreground")
             blocking = [
                 obj
                 for _, obj in self._dependents_of(uid)
@@ -117,17 +117,7 @@ class GarbageCollector(Controller):
         if others:
             await self._drop_reference(resource, obj, uid)
         elif not is_deleting(obj):
-            await self._delete(resource, obj, "Background")
-
-    async def _delete(self, resource: Resource, obj: Object, propagation: str) -> None:
-        options = DeleteOptions(
-            {"preconditions": {"uid": meta(obj)["uid"]}, "propagationPolicy": propagation}
-        )
-        try:
-            await self.registry.delete(resource, namespace_of(obj), name_of(obj), options)
-        except ApiError as error:
-            if error.code not in (404, 409):
-                raise
+            await self.delete(resource, obj, "Background")
 
     async def _drop_reference(self, resource: Resource, obj: Object, uid: str) -> None:
         await self._update(resource, obj, lambda stored: without_owner(stored, uid))
