@@ -18,7 +18,8 @@ from aiohttp import web
 from local_harness import reaped, until
 
 from hami.answers.snapshot import Settings
-from hami.dashboard.access import AccessError, Kubernetes
+from hami.dashboard.access import Kubernetes
+from hami.dashboard.errors import AccessError
 from hami.dashboard.explaining import Explainer
 from hami.dashboard.following import Following
 from hami.dashboard.monitors import Monitors, Way, plain_session

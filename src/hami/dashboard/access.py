@@ -13,10 +13,10 @@ from typing import Any, Final, Literal, Protocol
 
 import msgspec
 
+from hami.dashboard.errors import AccessError
 from hami.dashboard.scope import EVERYTHING, Scope
 from hami.kube.client import Client
 from hami.kube.errors import KubeError
-from hami.protocol.errors import HamiError
 
 Mode = Literal["none", "kubernetes", "header"]
 
@@ -31,14 +31,6 @@ _TOKEN_REVIEWS: Final = "/apis/authentication.k8s.io/v1/tokenreviews"  # noqa: S
 _ACCESS_REVIEWS: Final = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
 
 log = logging.getLogger(__name__)
-
-
-class AccessError(HamiError):
-    """The reader may not see anything: HTTP `status`."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class Access(Protocol):

@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from hami.dashboard import listing
+from hami.dashboard.errors import ApiError
 from hami.dashboard.history import CLUSTER, History, Points
 from hami.dashboard.listing import Listing, QueryError, page_of, parameters
 from hami.dashboard.pending import Explained, narrowed
@@ -21,14 +22,6 @@ PREFIX: Final = "/api/v1"
 _DEFAULT_RANGE_S: Final = 3600.0
 _LONGEST_RANGE_S: Final = 366 * 86400.0
 _LATEST: Final = 10.0**11  # Unix seconds; later is no time
-
-
-class ApiError(HamiError):
-    """A request that cannot be answered: HTTP `status`."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
 
 
 class OlderHistory(Protocol):

@@ -11,8 +11,9 @@ from urllib.parse import unquote
 
 import msgspec
 
-from hami.dashboard.access import Access, AccessError
-from hami.dashboard.api import PREFIX, Api, ApiError
+from hami.dashboard.access import Access
+from hami.dashboard.api import PREFIX, Api
+from hami.dashboard.errors import StatusError
 from hami.dashboard.guard import MAX_REQUEST_BYTES, Hosts, Rates
 from hami.dashboard.listing import QueryError
 from hami.dashboard.page import Asset, load_assets, load_shell, page
@@ -95,7 +96,7 @@ class Dashboard:
             return refused
         try:
             return await self._route(scope)
-        except (AccessError, ApiError) as error:
+        except StatusError as error:
             extra: tuple[tuple[bytes, bytes], ...] = ()
             if error.status == 401:
                 extra = ((b"www-authenticate", b'Bearer realm="hami-dashboard"'),)
@@ -148,7 +149,7 @@ class Dashboard:
         try:
             seen = await self.access.scope(headers, self._namespaces)
             summary = self.api.seen(seen).summary
-        except (AccessError, ApiError):
+        except StatusError:
             summary = None
         return Answer(200, page(self.shell, summary), _HTML)
 

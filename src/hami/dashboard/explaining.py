@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from hami.dashboard.api import ApiError
+from hami.dashboard.errors import ApiError
 from hami.dashboard.pending import Explained, PodEvent, explain_pending
 from hami.dashboard.store import Store
 from hami.kube.client import Client

@@ -46,7 +46,6 @@ class _Condition(views.View, frozen=True):
 class _PodStatus(views.View, frozen=True):
     conditions: list[_Condition] | None = None
     start_time: str | None = None
-    pod_ip: str = msgspec.field(default="", name="podIP")
 
 
 class _PodMore(views.View, frozen=True):
@@ -90,7 +89,6 @@ class PodEntry:
     metadata: views.Metadata
     plain: bytes
     phase: str
-    terminating: bool
     node: str
     scheduler: str
     priority: int | None
@@ -164,7 +162,6 @@ class Reader:
             ),
             plain,
             view.phase,
-            view.is_terminating,
             view.node_name,
             view.spec.scheduler_name or "",
             view.spec.priority,

@@ -11,7 +11,8 @@ import pytest
 from dashboard_harness import NOW, World, api, card, container, node, pod, quota
 
 import hami.dashboard
-from hami.dashboard.access import AccessError, ProxyHeader
+from hami.dashboard.access import ProxyHeader
+from hami.dashboard.errors import AccessError
 from hami.dashboard.scope import Scope
 from hami.dashboard.shapes import Source
 
