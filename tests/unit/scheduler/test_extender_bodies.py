@@ -15,6 +15,7 @@ from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.events import EventRecorder
 from hami.protocol import views
+from hami.scheduler.core.answers import PlacementError, Simulated
 from hami.scheduler.core.state import ClusterState
 from hami.scheduler.edge import extender as extender_module
 from hami.scheduler.edge.binder import Binder
@@ -193,6 +194,62 @@ def test_before_the_state_can_be_trusted_nothing_is_placed(lab: Any, monkeypatch
     answer = ask(lab, "filter", json.dumps({"Pod": lab.pod("p"), "NodeNames": ["n1"]}).encode())
     assert answer["Error"] == "context cancelled"
     assert not lab.state.reservations()
+
+
+class Endless:
+    """A search, or a dry run, that comes to no end unless it is closed."""
+
+    def __init__(self) -> None:
+        self.closed = ""
+
+    def advance(self, _fits: int) -> None:
+        if self.closed:
+            raise PlacementError(self.closed)
+
+    def close(self, why: str) -> None:
+        self.closed = why
+
+
+@pytest.mark.parametrize(
+    ("method", "nodes"),
+    [("search", {"NodeNames": ["n1"]}), ("simulate", {"Nodes": {"items": [{"metadata": {"name": "n1"}}]}})],
+)
+def test_a_decision_that_takes_too_long_is_given_up_before_kube_scheduler_hangs_up(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, method: str, nodes: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(extender_module, "ANSWER_WITHIN_S", 0.05)
+    monkeypatch.setattr(extender_module, "_SLICE_S", 0.0)
+    monkeypatch.setattr(lab.state, method, lambda *_: Endless())
+    answer = ask(lab, "filter", json.dumps({"Pod": lab.pod("p"), **nodes}).encode())
+    assert answer["Error"] == "no decision within 50ms"
+    assert lab.state.reservations() == []
+
+
+def test_dry_runs_are_made_one_after_the_other(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reaches the port may ask for them: however many do, a live request waits for one step."""
+    going: list[int] = []
+
+    class Counted:
+        def __init__(self) -> None:
+            self.left = 3
+            going.append(1)
+
+        def advance(self, _fits: int) -> Simulated | None:
+            assert len(going) == 1
+            self.left -= 1
+            if self.left:
+                return None
+            going.pop()
+            return Simulated((), {})
+
+    monkeypatch.setattr(lab.state, "simulate", lambda *_: Counted())
+    body = json.dumps({"Pod": lab.pod("p"), "Nodes": {"items": []}}).encode()
+
+    async def run() -> list[bytes]:
+        extender = extender_of(lab.state)
+        return await asyncio.gather(*(extender.simulate(body) for _ in range(20)))
+
+    assert {json.loads(answer)["Error"] for answer in asyncio.run(run())} == {""}
 
 
 def test_a_pod_without_uid_gets_no_reservation(lab: Any) -> None:

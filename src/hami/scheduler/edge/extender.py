@@ -15,6 +15,7 @@ import msgspec
 
 from hami.kube.events import ObjectRef
 from hami.protocol import keys
+from hami.protocol.durations import format_duration
 from hami.protocol.errors import ObjectError
 from hami.protocol.extender import (
     MISSING_NODES,
@@ -68,6 +69,7 @@ class Extender:
         self._max_body_bytes = max_body_bytes
         self._clock = clock
         self._warned_of_nodes = False
+        self._dry_runs = asyncio.Semaphore(1)  # anybody may ask for one; live requests take turns with it
         self.in_flight = 0
 
     async def filter(self, body: bytes) -> bytes:
@@ -130,7 +132,7 @@ class Extender:
         if not await self._binder.settled(pod.uid, min(_SETTLE_S, deadline.left())):
             text = f"the outcome of an earlier Binding of pod {pod.namespace}/{pod.name} is unknown"
             return encode_filter_result(ExtenderFilterResult(error=text))
-        answer = await self._search(asking, names_raw)
+        answer = await self._search(asking, names_raw, deadline)
         if answer is None:
             return _echo(None, msgspec.Raw(names_raw))
         if isinstance(answer, PlacementError):
@@ -152,15 +154,17 @@ class Extender:
         self._events.filtering_succeeded(ref, answer)
         return encode_filter_result(ExtenderFilterResult(node_names=(answer.node,)))
 
-    async def _search(self, asking: _Asking, names_raw: bytes) -> Placement | NoFit | PlacementError | None:
+    async def _search(
+        self, asking: _Asking, names_raw: bytes, deadline: Deadline
+    ) -> Placement | NoFit | PlacementError | None:
         """The decision, made under one device config; None: under it the pod asks for nothing."""
         while True:
-            answer = await self._search_once(asking, names_raw)
+            answer = await self._search_once(asking, names_raw, deadline)
             if not isinstance(answer, PlacementError) or not asking.is_outdated:
                 return answer
 
     async def _search_once(
-        self, asking: _Asking, names_raw: bytes
+        self, asking: _Asking, names_raw: bytes, deadline: Deadline
     ) -> Placement | NoFit | PlacementError | None:
         started = time.perf_counter()
         try:
@@ -176,10 +180,20 @@ class Extender:
                 if time.perf_counter() - started > _SLICE_S:
                     await asyncio.sleep(0)
                     started = time.perf_counter()
+                    if deadline.has_passed:  # nobody would hear of what is reserved now
+                        search.close(_undecided(deadline))
         except PlacementError as error:
             return error
 
     async def _dry_run(self, asking: _Asking, nodes_raw: msgspec.Raw, *, simulate: bool) -> bytes:
+        deadline = Deadline(ANSWER_WITHIN_S)
+        try:
+            async with asyncio.timeout(deadline.left()), self._dry_runs:
+                return await self._dry_run_in_turn(asking, nodes_raw, simulate=simulate)
+        except TimeoutError:
+            raise ObjectError(_undecided(deadline)) from None
+
+    async def _dry_run_in_turn(self, asking: _Asking, nodes_raw: msgspec.Raw, *, simulate: bool) -> bytes:
         if not simulate and not self._warned_of_nodes:
             self._warned_of_nodes = True
             log.warning(
@@ -243,6 +257,10 @@ def is_group_member(pod: Pod) -> bool:
     """Whether the pod belongs to a pod group (protocol.md §5)."""
     group = pod.spec.scheduling_group
     return bool(pod.labels.get(keys.POD_GROUP_LABEL) or (group is not None and group.pod_group_name))
+
+
+def _undecided(deadline: Deadline) -> str:
+    return f"no decision within {format_duration(deadline.total_s)}"
 
 
 def _privileged(pod: Pod) -> str:
