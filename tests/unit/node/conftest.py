@@ -30,9 +30,6 @@ from hami.protocol.views import Node, Pod, decode
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
-
 
 class FakeCluster:
     """An API server for one node: pods, the node's annotations, events; failures on request."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from node_cards import U1, U2
 
 from hami.node.config import Settings
 from hami.node.exact.allocator import Call, ExactAllocator
@@ -24,8 +25,6 @@ from hami.node.plugin.inventory import Card
 from hami.node.plugin.workspace import Workspace
 from hami.protocol.views import Pod, decode
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 GPU = "nvidia.com/gpu"
 TO_ALLOCATE = "hami.io/vgpu-devices-to-allocate"
 ALLOCATED = "hami.io/vgpu-devices-allocated"

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from mig_world import FakeGiven, FakeMig, mig_pod, slot
+from mig_world import NOTE, FakeGiven, FakeMig, mig_pod, slot
+from node_cards import U1, U2
 
 from hami.kube.errors import KubeError
 from hami.node.config import MigAllowed
@@ -19,9 +20,6 @@ from hami.node.mig.manager import MigManager
 from hami.node.paths import HostPaths
 from hami.protocol.views import Pod, decode
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
-NOTE = "hami.io/vgpu-mig-allocations"
 ALLOWED = (MigAllowed(("A100",), ("1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb")),)
 Make = Callable[..., dict[str, Any]]
 

@@ -13,6 +13,7 @@ from hami.node.nvml import GpuIdentity
 from hami.protocol.allocation import ContainerDevice
 from hami.protocol.inventory import MigPlacement
 
+NOTE = "hami.io/vgpu-mig-allocations"
 MODEL = "NVIDIA A100-SXM4-40GB"
 PROFILES = (
     GpuProfile(0, 19, "1g.5gb", 1, 7, 14, 4864),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from node_cards import U1
 
 from hami.node.monitor.claims import LimitsFolder
 from hami.node.monitor.garbage import Garbage
@@ -18,8 +19,6 @@ from hami.node.monitor.service import Monitor, MonitorOptions
 from hami.node.monitor.tracker import Tracker
 from hami.protocol import region_layout as layout
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 GIB = 1 << 30
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 

@@ -9,6 +9,7 @@ import pytest
 from cdi_rules import problems
 from hypothesis import given
 from hypothesis import strategies as st
+from node_cards import U1, U2
 
 from hami.node.cdi.edits import BindMount, CdiError, Edits, Hook, Node, build_spec, merged, qualified
 from hami.node.config import Settings
@@ -30,8 +31,6 @@ from hami.node.plugin.answer import (
 from hami.protocol.allocation import ContainerDevice
 from hami.protocol.views import Container
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 GPU = "k8s.device-plugin.nvidia.com/gpu"
 NAME = f"{GPU}={U1}"
 ID = "0b1c9a3e-0000-4000-8000-000000000001"

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from cdi_rules import problems
 from driver_world import FOLDER, VERSION, install_driver, touch
+from node_cards import U1, U2
 
 from hami.node.cdi import kinds
 from hami.node.cdi.directory import CdiDirectory
@@ -22,8 +23,6 @@ from hami.node.cdi.specs import OUR_FILES, CardDevice, make_specs
 from hami.node.errors import UnsafePathError
 from hami.node.paths import HostPaths
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 HOOK = "/usr/bin/nvidia-ctk"
 GPU_FILE = "k8s.device-plugin.nvidia.com-gpu.json"
 TWO = [CardDevice(U1, ("/dev/nvidia0",), "00000000:3B:00.0"), CardDevice(U2, ("/dev/nvidia1",))]

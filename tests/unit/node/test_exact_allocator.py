@@ -14,7 +14,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from exact_world import ALLOCATED, GPU, LOCK, TO_ALLOCATE, U1, U2, World, gpus
+from exact_world import ALLOCATED, GPU, LOCK, TO_ALLOCATE, World, gpus
+from node_cards import U1, U2
 
 from hami.kube.errors import ServerError
 from hami.node.exact.cdi import device_name, document_file

@@ -11,7 +11,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
-from exact_world import ALLOCATED, GPU, TO_ALLOCATE, U1, U2, World, gpus
+from exact_world import ALLOCATED, GPU, TO_ALLOCATE, World, gpus
+from node_cards import U1, U2
 
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc

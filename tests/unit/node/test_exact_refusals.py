@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exact_world import ALLOCATED, CARDS, GPU, LOCK, U1, U2, World, gpus
+from exact_world import ALLOCATED, CARDS, GPU, LOCK, World, gpus
+from node_cards import U1, U2
 
 from hami.kube.errors import KubeError, ServerError
 from hami.node.config import Settings

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from node_cards import U1, U2
 from plugin_world import Node
 
 from hami.node.errors import NvmlError, SettingsError
@@ -33,8 +34,6 @@ from hami.node.plugin.recovery_rules import (
     parse_recovery,
 )
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 RESET = RecoveryRules(RecoveryMode.RESET)
 TIMED = RecoveryRules(RecoveryMode.TIMED, frozenset({94}), 600.0)
 GOOD = Sight(answers=True, generation="1")

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from exact_world import U1, World, gpus
+from exact_world import World, gpus
 from hostpid_world import LIMIT_S, socket_file
+from node_cards import U1
 from plugin_world import Node
 
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb

@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from hostpid_world import LIMIT_S, everything, good, server_pid, socket_file, socket_path
+from node_cards import U1
 from plugin_world import Node
 
 from hami.cli import device_plugin
@@ -35,7 +36,6 @@ from hami.node.paths import HostPaths
 from hami.node.plugin import process as plugin_process
 from hami.node.plugin.metrics import PluginMetrics
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
 ONE = [(U1, "NVIDIA A", 1 << 30)]
 GATE = "LIBVGPU_HOSTPID_BROKER"
 Make = Callable[..., Any]

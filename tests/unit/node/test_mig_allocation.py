@@ -6,8 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
-from mig_node import NOTE, U1, U2, Make, World, conflicts
-from mig_world import reservation, slot
+from mig_node import Make, World, conflicts
+from mig_world import NOTE, reservation, slot
+from node_cards import U1, U2
 
 from hami.kube.errors import Conflict, Forbidden, KubeError, ServerError, TransportError
 from hami.node.errors import AllocateError, NvmlError, SliceBusyError

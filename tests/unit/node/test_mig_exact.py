@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from driver_world import install_driver
-from exact_world import ALLOCATED, TO_ALLOCATE, U1, U2, World, gpus
-from mig_world import FakeGiven, FakeMig, mig_pod, reservation
+from exact_world import ALLOCATED, TO_ALLOCATE, World, gpus
+from mig_world import NOTE, FakeGiven, FakeMig, mig_pod, reservation
+from node_cards import U1, U2
 from plugin_world import MINORS
 
 from hami.node.cdi.driver import DriverRoots
@@ -24,7 +25,6 @@ from hami.node.mig.manager import MigManager
 from hami.node.paths import HostPaths
 from hami.node.plugin.answer import CdiDelivery, Delivery, DeviceNode
 
-NOTE = "hami.io/vgpu-mig-allocations"
 Make = Callable[..., Any]
 
 

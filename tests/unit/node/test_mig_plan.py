@@ -10,7 +10,8 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from mig_world import MODEL, PLACES, PROFILES, mig_pod, reservation, slot
+from mig_world import MODEL, NOTE, PLACES, PROFILES, mig_pod, reservation, slot
+from node_cards import U1, U2
 
 from hami.node.config import MigAllowed
 from hami.node.errors import AllocateError, SliceBusyError
@@ -37,9 +38,6 @@ from hami.protocol.inventory import MigPlacement
 from hami.protocol.mig import decode_mig_reservations
 from hami.protocol.views import Pod, decode
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
-NOTE = "hami.io/vgpu-mig-allocations"
 Make = Callable[..., dict[str, Any]]
 A100 = (MigAllowed(("A30",), ("1g.6gb",)), MigAllowed(("A100-SXM4-40GB",), ("1g.5gb", "3g.20gb", "7g.40gb")))
 

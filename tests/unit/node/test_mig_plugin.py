@@ -15,7 +15,8 @@ import grpc.aio
 import pytest
 from cdi_rules import problems
 from driver_world import install_driver
-from mig_world import MODEL, FakeMig, mig_pod, reservation
+from mig_world import MODEL, NOTE, FakeMig, mig_pod, reservation
+from node_cards import U1, U2
 from plugin_world import Node
 
 from hami.kube.errors import ApiError
@@ -25,9 +26,6 @@ from hami.node.config import MigAllowed, Settings, SharedResource, TimeSlicing
 from hami.node.nvml import XidEvent
 from hami.node.plugin.answer import CdiDelivery, Delivery
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
-NOTE = "hami.io/vgpu-mig-allocations"
 REGISTER = "hami.io/node-nvidia-register"
 DYNAMIC = Settings(
     split_count=3,

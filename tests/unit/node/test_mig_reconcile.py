@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from mig_node import NOTE, U1, U2, Make, World
-from mig_world import reservation
+from mig_node import Make, World
+from mig_world import NOTE, reservation
+from node_cards import U1, U2
 
 from hami.kube.errors import TransportError
 from hami.node.mig.manager import FAILED, FOREIGN

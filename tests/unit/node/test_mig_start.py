@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from mig_node import ALLOWED, U1, U2, Make, World, conflicts
+from mig_node import ALLOWED, Make, World, conflicts
 from mig_world import FakeMig, reservation
+from node_cards import U1, U2
 
 from hami.kube.errors import Forbidden, KubeError, ServerError, TransportError
 from hami.node.errors import AllocateError, NvmlError

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from node_cards import U1
 
 from hami.node.errors import NvmlError
 from hami.node.monitor.claims import LimitsFolder
@@ -25,7 +26,6 @@ from hami.node.monitor.tracker import Tracker
 from hami.node.nvml import ProcessUse
 from hami.protocol import region_layout as layout
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
 UID = "7c0b9f4e-11d2-4b0e-9f3a-6f0a52d7c001"
 GIB = 1 << 30
 

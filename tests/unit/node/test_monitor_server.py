@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from monitor_world import GIB, U1, U2, Bench, pod, region_bytes
+from monitor_world import GIB, Bench, pod, region_bytes
+from node_cards import U1, U2
 from prometheus_client.parser import text_string_to_metric_families
 
 from hami.cli.monitor import command, resync_seconds

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from monitor_world import GIB, U1, U2, Bench, pod, region_bytes, value
+from monitor_world import GIB, Bench, pod, region_bytes, value
+from node_cards import U1, U2
 
 from hami.node.errors import NvmlError, NvmlUnsupportedError
 from hami.node.monitor.garbage import StaleList, belongs_to_pod

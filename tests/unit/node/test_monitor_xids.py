@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from node_cards import U1, U2
+
 from hami.node.errors import NvmlError
 from hami.node.monitor.hostgpu import HostReader
 from hami.node.monitor.series import SeriesBook, add_host
 from hami.node.nvml import XidEvent
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 CARDS = [(U1, "A100", 40 << 30), (U2, "A100", 40 << 30)]
 Make = Callable[..., Any]
 

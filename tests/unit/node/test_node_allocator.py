@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from node_cards import U1, U2
 
 from hami.kube.errors import ApiError, ServerError, TransportError
 from hami.node.config import Settings
@@ -20,8 +21,6 @@ from hami.node.plugin.answer import Answer, Delivery
 from hami.node.plugin.preferred import Choice
 from hami.node.plugin.workspace import Workspace
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 ONE = f"{U1},NVIDIA,3000,30:;"
 KEY = "hami.io/vgpu-devices-to-allocate"
 LOCK = "hami.io/mutex.lock"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from node_cards import U1
 
 from hami.kube.errors import ApiError, Conflict, ServerError, TooManyRequests, TransportError
 from hami.node.config import Settings
@@ -18,7 +19,6 @@ from hami.node.plugin.allocator import Allocator
 from hami.node.plugin.answer import Delivery
 from hami.node.plugin.workspace import Workspace
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
 TWO = f"{U1},NVIDIA,1000,10:;{U1},NVIDIA,2000,20:;"
 LOCK = "hami.io/mutex.lock"
 KEY = "hami.io/vgpu-devices-to-allocate"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from node_cards import U1, U2
 
 from hami.node.config import Settings
 from hami.node.paths import HostPaths
@@ -27,8 +28,6 @@ from hami.node.plugin.answer import (
 from hami.protocol.allocation import ContainerDevice, Slot
 from hami.protocol.views import Container, EnvVar, ResourceRequirements
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 PATHS = HostPaths("", "/usr/local", "v2.10.0")
 PLAIN = Delivery(extras={}, device_nodes={})
 FILES = HostFiles("/usr/local/vgpu/libvgpu.so.v2.10.0", license=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from node_cards import U1, U2
 
 from hami.node.config import Settings
 from hami.node.plugin.inventory import Card, fake_devices, offered_cards, physical_uuid, registered_devices
@@ -12,8 +13,6 @@ from hami.node.plugin.preferred import Choice, align, preferred_for_containers, 
 from hami.protocol.allocation import ContainerDevice, Slot
 from hami.protocol.inventory import encode_json
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 MIB = 1 << 20
 C1 = Card(0, U1, "NVIDIA A100-SXM4-40GB", 40960 * MIB)
 C2 = Card(1, U2, "Tesla T4", 15360 * MIB, numa=1)

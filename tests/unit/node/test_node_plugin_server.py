@@ -14,6 +14,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from node_cards import U1, U2
 from plugin_world import Node
 
 from hami.kube.errors import ServerError, TransportError
@@ -31,8 +32,6 @@ from hami.node.plugin.health_rules import XidRules
 from hami.node.plugin.registration import Registrar
 from hami.node.plugin.server import PluginServer, PluginService, RegisterError
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 GIB = 1 << 30
 TWO = [(U1, "NVIDIA A", GIB), (U2, "NVIDIA A", GIB)]
 Make = Callable[..., Any]

@@ -19,6 +19,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from node_cards import U1
 
 from hami.cli import device_plugin, monitor
 from hami.kube.client import Client
@@ -39,7 +40,6 @@ from hami.node.plugin.library import LibraryError, install
 from hami.protocol import region_layout as layout
 from hami.protocol.errors import HamiError
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
 LONG = "gpu-node-" + "x" * 61
 Make = Callable[..., Any]
 Until = Callable[..., Awaitable[None]]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from node_cards import U1, U2
 
 from hami.kube.errors import ServerError
 from hami.node.config import Settings
@@ -20,8 +21,6 @@ from hami.node.plugin.health import HealthWatcher
 from hami.node.plugin.health_rules import BUILT_IN, XidRules, parse_rules
 from hami.node.plugin.registration import REGISTER, Registrar
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 GIB = 1 << 30
 MakeNvml = Callable[..., Any]
 Until = Callable[..., Awaitable[None]]

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from node_cards import U1, U2
 
 from hami.kube.errors import ServerError
 from hami.node.config import Settings
@@ -18,8 +19,6 @@ from hami.node.plugin.registration import REGISTER, Registrar
 from hami.node.plugin.scores import PairScores, ScoreKeeper
 from hami.protocol.inventory import DeviceInfo
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 GIB = 1 << 30
 TWO = [(U1, "NVIDIA A", GIB), (U2, "NVIDIA A", GIB)]
 SCORES = "hami.io/node-nvidia-score"

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from node_cards import U1
 
 from hami.kube.errors import ServerError, TransportError
 from hami.node.config import Settings
@@ -29,8 +30,6 @@ from hami.node.plugin.registration import Registrar
 from hami.node.plugin.workspace import Workspace
 from hami.protocol.views import Pod, decode
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 ONE = f"{U1},NVIDIA,3000,30:;"
 LOCK = "hami.io/mutex.lock"
 NOW = 1_787_300_100.0

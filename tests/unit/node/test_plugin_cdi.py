@@ -15,6 +15,7 @@ import pytest
 from cdi_rules import problems
 from driver_world import FOLDER, VERSION, install_driver, touch
 from exact_world import PLAIN, World, gpus
+from node_cards import U1, U2
 from plugin_world import Node
 
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
@@ -30,8 +31,6 @@ from hami.node.plugin.options import PluginOptions
 from hami.node.plugin.platform import Platform
 from hami.node.plugin.strategies import cdi_delivery
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
-U2 = "GPU-66666666-7777-8888-9999-000000000000"
 GIB = 1 << 30
 TWO = [(U1, "NVIDIA A", GIB), (U2, "NVIDIA A", GIB)]
 CARDS = (

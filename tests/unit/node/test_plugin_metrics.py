@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from node_cards import U1
 from plugin_world import Node
 from prometheus_client.core import Metric
 
@@ -22,7 +23,6 @@ from hami.node.plugin.counters import PluginCounters, reason_of
 from hami.node.plugin.metrics import PluginMetrics, plugin_metrics
 from hami.protocol.errors import HamiError
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
 Make = Callable[..., Any]
 Until = Callable[..., Awaitable[None]]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from node_cards import U1
 from plugin_world import Node
 
 from hami.cli import device_plugin
@@ -21,7 +22,6 @@ from hami.node.plugin.platform import Platform, Signs, check_strategy, choose, l
 from hami.node.plugin.process import ProcessConfig
 from hami.node.plugin.strategies import STRATEGIES, cdi_delivery, check_id_strategy, parse_strategies
 
-U1 = "GPU-11111111-2222-3333-4444-555555555555"
 REGISTER = "hami.io/node-nvidia-register"
 Make = Callable[..., Any]
 Until = Callable[..., Awaitable[None]]
