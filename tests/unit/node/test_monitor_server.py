@@ -17,8 +17,9 @@ from node_cards import U1, U2
 from prometheus_client.parser import text_string_to_metric_families
 
 from hami.cli.monitor import command, resync_seconds
+from hami.kube import connections
 from hami.node.errors import SettingsError
-from hami.node.monitor.server import Application, ListenError, MetricsServer, listen
+from hami.node.monitor.server import MAX_CONNECTIONS, Application, ListenError, MetricsServer, listen
 from hami.node.monitor.service import Monitor
 
 
@@ -85,6 +86,40 @@ async def test_health_and_readiness(bench: Bench) -> None:
         assert (await served.get("/healthz"))[0] == 503
         assert (await served.get("/other"))[0] == 404
         assert (await served.get("/metrics", method="POST"))[0] == 405
+
+
+async def test_connections_that_ask_nothing_keep_nobody_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "is_loopback", lambda _client: False)
+    async with Served(bench.monitor) as served:
+        where = served.listener.getsockname()
+        silent = [await asyncio.open_connection(*where) for _ in range(MAX_CONNECTIONS + 5)]
+        assert (await served.get("/healthz"))[0] == 200
+        async with asyncio.timeout(60):
+            for reader, _ in silent[:5]:
+                assert await closed(reader)
+        for _, writer in silent:
+            writer.close()
+
+
+async def test_a_client_that_does_not_finish_its_head_is_disconnected(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.1)
+    async with Served(bench.monitor) as served, asyncio.timeout(60):
+        reader, writer = await asyncio.open_connection(*served.listener.getsockname())
+        writer.write(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+        assert await closed(reader)
+        writer.close()
+
+
+async def closed(reader: asyncio.StreamReader) -> bool:
+    """Wait for the end of a connection, whichever way it comes."""
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True
 
 
 def test_a_taken_port_and_a_bad_address_are_errors() -> None:

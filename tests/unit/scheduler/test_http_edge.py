@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from hami.kube import connections
 from hami.kube.bugs import BugLog
 from hami.protocol.extender import encode_binding_result
 from hami.scheduler.edge import server
@@ -48,7 +49,7 @@ async def read_all(reader: asyncio.StreamReader) -> bytes:
 async def test_a_client_that_does_not_finish_its_head_is_disconnected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(server, "HEADER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.1)
     async with serving(echo=echo) as (host, port, _):
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(b"POST /echo HTTP/1.1\r\nHost: x\r\nX-Slow: ")
@@ -57,7 +58,7 @@ async def test_a_client_that_does_not_finish_its_head_is_disconnected(
 
 
 async def test_an_idle_connection_after_an_answer_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "HEADER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 1.0)
     async with serving(echo=echo) as (host, port, _):
         reader, writer = await asyncio.open_connection(host, port)
         request = b"POST /echo HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nab"

@@ -16,10 +16,12 @@ import pytest
 from click.testing import CliRunner
 
 from hami.cli import scheduler as cli
+from hami.kube import connections
 from hami.kube.certificates import create_authority, issue
+from hami.kube.connections import is_loopback
 from hami.scheduler.edge import server
 from hami.scheduler.edge.routes import scheduler_routes
-from hami.scheduler.edge.server import Application, empty, is_loopback, listen, serve
+from hami.scheduler.edge.server import Application, empty, listen, serve
 
 
 async def echo(body: bytes) -> tuple[int, bytes]:
@@ -54,7 +56,7 @@ async def answer_to(reader: asyncio.StreamReader) -> bytes:
     return received
 
 
-LONG = b"x" * (4 * server.MAX_HEAD_BYTES)
+LONG = b"x" * (4 * connections.MAX_HEAD_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -90,8 +92,8 @@ async def open_connections(port: int, count: int) -> list[tuple[asyncio.StreamRe
 async def test_idle_connections_of_other_hosts_make_room(
     monkeypatch: pytest.MonkeyPatch, local: bool
 ) -> None:
-    monkeypatch.setattr(server, "MAX_CONNECTIONS", 3)
-    monkeypatch.setattr(server, "is_loopback", lambda _client: local)
+    monkeypatch.setattr(connections.BoundedProtocol, "max_connections", 3)
+    monkeypatch.setattr(connections, "is_loopback", lambda _client: local)
     with listen("127.0.0.1:0") as sock:
         task = asyncio.create_task(serve(Application({}, {"/healthz": empty}, 0), sock, None, "test"))
         opened = await open_connections(sock.getsockname()[1], 5)
@@ -100,6 +102,25 @@ async def test_idle_connections_of_other_hosts_make_room(
         answers = [await answer_to(reader) for reader, _ in opened]
         assert sum(b"200 OK" in answer for answer in answers) == (5 if local else 3)
         for _, writer in opened:
+            writer.close()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_connections_that_ask_nothing_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections.BoundedProtocol, "max_connections", 3)
+    monkeypatch.setattr(connections, "is_loopback", lambda _client: False)
+    with listen("127.0.0.1:0") as sock:
+        port = sock.getsockname()[1]
+        task = asyncio.create_task(serve(Application({}, {"/healthz": empty}, 0), sock, None, "test"))
+        (asked,) = await open_connections(port, 1)
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5)]
+        late = await open_connections(port, 1)
+        for _, writer in (asked, *late):
+            writer.write(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        for reader, _ in (asked, *late):
+            assert b"200 OK" in await answer_to(reader), "who asks is not closed for who does not"
+        for _, writer in (asked, *silent, *late):
             writer.close()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

@@ -17,9 +17,11 @@ import uvicorn
 from prometheus_client.core import CollectorRegistry, Metric
 from prometheus_client.exposition import choose_encoder
 
+from hami.kube.connections import BoundedProtocol
 from hami.node.errors import NodeError, SettingsError
 
 GZIP_FROM_BYTES: Final = 1024
+MAX_CONNECTIONS: Final = 64
 _GRACE_S: Final = 3
 _TEXT: Final = "text/plain; charset=utf-8"
 
@@ -109,19 +111,22 @@ class Application:
         await _answer(send, 200, body, content_type, extra)
 
 
+class _Protocol(BoundedProtocol):
+    max_connections = MAX_CONNECTIONS
+
+
 class MetricsServer:
     """Serves an application on a listening socket."""
 
     def __init__(self, application: Application, listener: socket.socket) -> None:
         config = uvicorn.Config(
             application,
-            http="httptools",
+            http=_Protocol,
             lifespan="off",
             access_log=False,
             log_config=None,
             ws="none",
             server_header=False,
-            limit_concurrency=64,
             timeout_graceful_shutdown=_GRACE_S,
         )
         self._server = _Server(config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import socket
 import ssl
@@ -12,25 +11,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from typing import Any
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hami.kube.bugs import BugLog
+from hami.kube.connections import BoundedProtocol, is_loopback
 from hami.protocol.errors import HamiError
 
-HEADER_TIMEOUT_S = 15.0
 HANDSHAKE_TIMEOUT_S = 10.0
-MAX_HEAD_BYTES = 64 << 10
-MAX_CONNECTIONS = (
-    512  # beyond, other hosts' idle connections go; each costs a descriptor that we need ourselves
-)
 BODY_TIMEOUT_S = 60.0
 BODIES_AT_ONCE = 8  # so many of the longest bodies may be held in memory together
 _HELD_AT_LEAST = 16 << 20
-_CHUNK_OVERHEAD = 8  # bytes of the chunked encoding per byte of the body, at worst
-_CHUNKED_BODY_BYTES = 1 << 20
-_HEAD_TOO_LONG = (
-    b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-)
 _KEEP_ALIVE_S = 120  # longer than the 90 s of kube-scheduler, so that the client closes idle connections
 _GRACE_S = 5
 _JSON = ((b"content-type", b"application/json"),)
@@ -159,18 +148,6 @@ class _Body:
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
 
-def is_loopback(client: tuple[str, int] | None) -> bool:
-    """Whether a peer is on this machine; ``None``: it is not known."""
-    if client is None:
-        return False
-    try:
-        address = ipaddress.ip_address(client[0])
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
-
-
 async def _answer(
     send: Send,
     status: int,
@@ -223,93 +200,6 @@ def listen(address: str) -> socket.socket:
         raise ListenError(f"cannot listen on {address}: {error.strerror or error}") from error
 
 
-class _Protocol(HttpToolsProtocol):
-    """Closes connections whose request head does not arrive within ``HEADER_TIMEOUT_S`` or is longer than
-    ``MAX_HEAD_BYTES``: the parser itself would keep any amount of headers and trailers."""
-
-    _head_timer: asyncio.TimerHandle | None = None
-    _chunk_bytes = 0  # of the data that is being parsed
-    _other_bytes = 0  # of this message, without its body
-    _body_bytes = 0
-    _header_bytes = 0
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        self._start_head_timer()
-        if len(self.connections) > MAX_CONNECTIONS:
-            self._make_room()
-
-    def data_received(self, data: bytes) -> None:
-        self._chunk_bytes = len(data)
-        self._other_bytes += len(data)
-        super().data_received(data)
-        chunked = _CHUNK_OVERHEAD * min(self._body_bytes, _CHUNKED_BODY_BYTES)
-        if self._header_bytes > MAX_HEAD_BYTES or self._other_bytes > MAX_HEAD_BYTES + chunked:
-            self._refuse_head()
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        self._other_bytes = self._chunk_bytes if self._chunk_bytes <= MAX_HEAD_BYTES else 0
-        self._body_bytes = self._header_bytes = 0
-        self._start_head_timer()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._header_bytes += len(name) + len(value)
-        if self._header_bytes <= MAX_HEAD_BYTES:
-            super().on_header(name, value)
-
-    def on_body(self, body: bytes) -> None:
-        self._body_bytes += len(body)
-        self._other_bytes = max(0, self._other_bytes - len(body))
-        super().on_body(body)
-
-    def on_headers_complete(self) -> None:
-        self._stop_head_timer()
-        super().on_headers_complete()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_head_timer()
-        super().connection_lost(exc)
-
-    def _make_room(self) -> None:
-        """Close an idle connection of another host in favour of this one, else this one."""
-        idle = (
-            one for one in self.connections if isinstance(one, _Protocol) and one is not self and one.is_idle
-        )
-        victim = next((one for one in idle if not is_loopback(one.client)), None)
-        if victim is not None:
-            victim.transport.close()
-        elif not is_loopback(self.client):
-            self.transport.abort()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is under way or on its way in."""
-        return self._head_timer is None and (self.cycle is None or self.cycle.response_complete)
-
-    def _refuse_head(self) -> None:
-        if self.transport.is_closing():
-            return
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_HEAD_TOO_LONG)
-            self.transport.close()
-        else:
-            self.transport.abort()
-
-    def _start_head_timer(self) -> None:
-        self._stop_head_timer()
-        self._head_timer = self.loop.call_later(HEADER_TIMEOUT_S, self._head_is_late)
-
-    def _stop_head_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
-
-    def _head_is_late(self) -> None:
-        if self.transport is not None:
-            self.transport.close()
-
-
 class _Server(uvicorn.Server):
     """uvicorn without its signal handlers: the process decides when to stop. TLS handshakes that are not
     finished within ``HANDSHAKE_TIMEOUT_S`` are closed; each holds a descriptor."""
@@ -319,7 +209,9 @@ class _Server(uvicorn.Server):
         config = self.config
 
         def protocol() -> asyncio.Protocol:
-            return _Protocol(config=config, server_state=self.server_state, app_state=self.lifespan.state)
+            return BoundedProtocol(
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
 
         limit = None if config.ssl is None else HANDSHAKE_TIMEOUT_S
         self.servers = [
@@ -339,7 +231,7 @@ async def serve(application: Asgi, sock: socket.socket, tls: ssl.SSLContext | No
     """Serve until cancelled, then let running requests end (5 s at most)."""
     config = uvicorn.Config(
         application,
-        http=_Protocol,
+        http=BoundedProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",
