@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from vgpu_harness import MIB, OUT_OF_MEMORY, NativeBuild, Node, Shell, wait_until
+from vgpu_harness import MIB, OUT_OF_MEMORY, NativeBuild, Node, Shell, read_usage, wait_until
 
 
 @pytest.fixture
@@ -97,7 +97,9 @@ print(alloc(64))
     assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").strip() == "0"
 
 
-KEEPING = POOL + """
+KEEPING = (
+    POOL
+    + """
 def keeping():
     "A pool that keeps what it has when nobody uses it."
     made = pool()
@@ -110,6 +112,7 @@ def take_and_free(pool, mib):
         good(cuda.cuCtxSynchronize())
     return result
 """
+)
 
 
 def test_what_a_pool_has_in_reserve_counts_once(node: Node) -> None:
@@ -380,6 +383,39 @@ def test_no_process_gets_a_limit_of_its_own_by_using_up_its_descriptors(plain_no
     assert {line.split()[-2:] == ["2", "0"] for line in found} == {True}, found
     assert "999 2 0" in found, "cuInit is refused while there is no descriptor for the region"
     assert "0 2 0" in found
+
+
+def test_no_process_is_counted_alone_because_it_has_no_descriptor_for_its_slot(plain_node: Node) -> None:
+    """The region was opened by NVML's start; a slot is claimed when CUDA has started. Nobody else suffers."""
+    holder(plain_node, 40)
+    code = (
+        PRELUDE
+        + """
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+def init_with(descriptors):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, limit[1]))
+    result = cuda.cuInit(0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    return result
+for descriptors in range(3, 12):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        first = init_with(descriptors)
+        good(nvml.nvmlInit_v2())
+        second = init_with(3)
+        start()
+        print(first, second, alloc(40), alloc(24), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    )
+    found = plain_node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").splitlines()
+    assert "999 999 2 0" in found, "the driver had started, the region was open, there was no slot"
+    assert {line.split()[-2:] == ["2", "0"] for line in found} == {True}, found
+    later = holder(plain_node, 8)
+    assert later.process.pid in read_usage(plain_node.region())
 
 
 def test_no_process_gets_a_limit_of_its_own_by_using_up_its_address_space(plain_node: Node) -> None:

@@ -137,26 +137,28 @@ static bool still_locked(const struct vg_lock_file *file, off_t byte) {
 }
 
 /* The mapping did not keep the lock: keep a descriptor, at a number that programs rarely touch. */
-static bool keep_descriptor(struct vg_long_lock *lock, const struct vg_lock_file *file, off_t byte) {
+static enum vg_lock_result keep_descriptor(struct vg_long_lock *lock, const struct vg_lock_file *file,
+                                           off_t byte) {
     struct rlimit limit;
     int low = 900;
     if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur / 2 < (rlim_t)low)
         low = (int)(limit.rlim_cur / 2);
     int fd = open_checked(file);
     if (fd < 0)
-        return false;
-    if (set_lock(fd, byte, F_WRLCK) == 0)
+        return VG_LOCK_FAILED;
+    bool locked = set_lock(fd, byte, F_WRLCK) == 0;
+    if (locked)
         lock->kept_fd = fcntl(fd, F_DUPFD_CLOEXEC, low);
     close(fd);
     if (lock->kept_fd < 0)
-        return false;
+        return locked ? VG_LOCK_FAILED : VG_LOCK_BUSY;
     for (int i = 0; i < MAX_KEPT; i++) {
         if (kept[i] == 0) {
             kept[i] = lock->kept_fd + 1;
             break;
         }
     }
-    return true;
+    return VG_LOCK_GRANTED;
 }
 
 static enum vg_lock_result take_locked(struct vg_long_lock *lock, const struct vg_lock_file *file,
@@ -173,8 +175,8 @@ static enum vg_lock_result take_locked(struct vg_long_lock *lock, const struct v
             result = VG_LOCK_GRANTED;
     }
     close(fd);
-    if (result == VG_LOCK_GRANTED && !still_locked(file, byte) && !keep_descriptor(lock, file, byte))
-        result = VG_LOCK_BUSY;
+    if (result == VG_LOCK_GRANTED && !still_locked(file, byte))
+        result = keep_descriptor(lock, file, byte);
     return result;
 }
 

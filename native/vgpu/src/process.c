@@ -221,11 +221,21 @@ static void attach(void) {
         name_devices();
 }
 
+static void follow(void);
+
+/* The region may have been replaced since it was opened. False: the next call asks again. */
+static bool claim_slot(void) {
+    struct vg_space *space = vg_here();
+    if (vg_slot_claim(space))
+        return true;
+    follow();
+    return vg_here() != space && vg_slot_claim(vg_here());
+}
+
 static void start(void) {
     attach();
-    if ((vg_gate->word & VG_GATE_REGION) == 0 || (vg_gate->word & VG_GATE_READY) != 0)
+    if ((vg_gate->word & VG_GATE_REGION) == 0 || (vg_gate->word & VG_GATE_READY) != 0 || !claim_slot())
         return;
-    vg_slot_claim(vg_here());
     vg_gate->single_device = vg_devices_map(vg_here());
     watch_words(vg_here());
     apply_file();
@@ -324,10 +334,11 @@ static void follow(void) {
         bit = open_space(next);
     else
         VG_ERROR("region %s is replaced again and again: nothing more is allocated or launched", path);
-    if (bit == VG_GATE_REGION) {
+    if (bit == VG_GATE_REGION && counted() && !vg_slot_claim(next)) {
+        vg_region_close(next); /* it is looked at again a second later */
+    } else if (bit == VG_GATE_REGION) {
         before = counted() ? old : NULL;
         if (before != NULL) {
-            vg_slot_claim(next);
             switch_to(old, next);
         } else {
             vg_region_settle(next);

@@ -364,6 +364,13 @@ void vg_region_settle(struct vg_space *space) {
         close(look - 1);
 }
 
+void vg_region_close(struct vg_space *space) {
+    vg_region_settle(space);
+    if (!space->shared_extension)
+        munmap(space->extension, VG_EXTENSION_LENGTH);
+    munmap(space->region, VG_FILE_LENGTH);
+}
+
 void vg_region_name_devices(struct vg_space *space, const struct vg_region_seed *before,
                             const struct vg_region_seed *seed) {
     struct vg_region *region = space->region;

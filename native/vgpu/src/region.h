@@ -60,6 +60,9 @@ enum vg_region_result vg_region_open(struct vg_space *space, const char *path, s
 /* Closes what opening left open to spare the first claim some calls; a claim does so itself. */
 void vg_region_settle(struct vg_space *space);
 
+/* Lets the region go; nobody counts in it. */
+void vg_region_close(struct vg_space *space);
+
 /* Names the devices of a region that was made when nobody could name them; limits that nobody changed since
  * move to the device that they are meant for (`before`: what they were seeded with). */
 void vg_region_name_devices(struct vg_space *space, const struct vg_region_seed *before,

@@ -136,15 +136,16 @@ static bool may_live(const struct vg_space *space, unsigned k) {
     return pid > 0 && (kill(pid, 0) == 0 || errno != ESRCH);
 }
 
-static bool own_byte(struct vg_space *space, unsigned k) {
+static enum vg_lock_result own_byte(struct vg_space *space, unsigned k) {
     if (space->locks.path != NULL && !vg_lock_lives())
-        return true;
-    if (vg_long_lock_take(&space->life, &space->locks, VG_LOCK_SLOT + (off_t)k) != VG_LOCK_GRANTED)
-        return space->locks.path != NULL && !vg_lock_lives();
+        return VG_LOCK_GRANTED;
+    enum vg_lock_result result = vg_long_lock_take(&space->life, &space->locks, VG_LOCK_SLOT + (off_t)k);
+    if (result != VG_LOCK_GRANTED)
+        return space->locks.path != NULL && !vg_lock_lives() ? VG_LOCK_GRANTED : result;
     if (!may_live(space, k))
-        return true;
+        return VG_LOCK_GRANTED;
     vg_long_lock_drop(&space->life);
-    return false;
+    return VG_LOCK_BUSY;
 }
 
 /* A slot without its bit was never used, or cleared before it lost the bit: its totals are zero, whoever has
@@ -156,41 +157,53 @@ static unsigned devices_to_clear(const struct vg_region *region) {
 }
 
 /* Claims by the bitmap first, because each lock call walks all locks of the file. */
-static bool claim_from(struct vg_space *space, unsigned first, unsigned end) {
-    for (unsigned k = first; k < end; k++)
-        if (!bit_is_set(space->extension, k) && set_bit(space->extension, k) && own_byte(space, k)) {
+static enum vg_lock_result claim_from(struct vg_space *space, unsigned first, unsigned end) {
+    for (unsigned k = first; k < end; k++) {
+        if (bit_is_set(space->extension, k) || !set_bit(space->extension, k))
+            continue;
+        enum vg_lock_result result = own_byte(space, k);
+        if (result == VG_LOCK_GRANTED)
             publish(space, k, devices_to_clear(space->region));
-            return true;
-        }
-    return false;
+        else if (result == VG_LOCK_FAILED)
+            clear_bit(space->extension, k);
+        if (result != VG_LOCK_BUSY)
+            return result;
+    }
+    return VG_LOCK_BUSY;
 }
 
 /* A dead owner's slot, two probes from a place of our own. */
-static bool claim_dead(struct vg_space *space, unsigned end) {
-    for (unsigned i = 0; i < 2 && end > 0; i++) {
+static enum vg_lock_result claim_dead(struct vg_space *space, unsigned end) {
+    enum vg_lock_result result = VG_LOCK_BUSY;
+    for (unsigned i = 0; i < 2 && end > 0 && vg_lock_lives() && result == VG_LOCK_BUSY; i++) {
         unsigned k = (unsigned)((vg_now() / 64 + (uint64_t)getpid() * 2654435761u + i) % end);
-        if (vg_lock_lives() && !vg_seen_held(&space->locks, VG_LOCK_SLOT + (off_t)k) && own_byte(space, k)) {
+        if (vg_seen_held(&space->locks, VG_LOCK_SLOT + (off_t)k))
+            continue;
+        result = own_byte(space, k);
+        if (result == VG_LOCK_GRANTED) {
             set_bit(space->extension, k);
             publish(space, k, VG_MAX_DEVICES);
-            return true;
         }
     }
-    return false;
+    return result;
 }
 
-static bool claim(struct vg_space *space) {
+static enum vg_lock_result claim(struct vg_space *space) {
     unsigned used = vg_region_slots(space->region);
-    bool dead_allowed = space->locks.path != NULL;
-    return claim_from(space, 0, used) || (dead_allowed && claim_dead(space, used)) ||
-           claim_from(space, used, VG_MAX_SLOTS);
+    enum vg_lock_result result = claim_from(space, 0, used);
+    if (result == VG_LOCK_BUSY && space->locks.path != NULL)
+        result = claim_dead(space, used);
+    return result == VG_LOCK_BUSY ? claim_from(space, used, VG_MAX_SLOTS) : result;
 }
 
-void vg_slot_claim(struct vg_space *space) {
+bool vg_slot_claim(struct vg_space *space) {
     space->pid_namespace = pid_namespace(); /* asked of the kernel once: each time costs as much as a claim */
-    bool claimed = claim(space);
+    enum vg_lock_result claimed = claim(space);
     vg_region_settle(space);
-    if (claimed)
-        return;
+    if (claimed == VG_LOCK_FAILED)
+        VG_ERROR("the locks of the region cannot be opened; calls are refused until they can");
+    if (claimed != VG_LOCK_BUSY)
+        return claimed == VG_LOCK_GRANTED;
     VG_ERROR("all %d slots of the region are taken: this process is counted alone", VG_MAX_SLOTS);
     space->slot = -1;
     space->own = &alone.slot;
@@ -199,6 +212,7 @@ void vg_slot_claim(struct vg_space *space) {
     space->totals_stride = 1;
     space->own->pid = getpid();
     space->own->status = VG_SLOT_RUNNING;
+    return true;
 }
 
 void vg_slot_release(struct vg_space *space) {

@@ -4,8 +4,9 @@
 
 #include "region.h"
 
-/* Claims a slot for this process. Where none is to be had, a private one that the others do not see. */
-void vg_slot_claim(struct vg_space *space);
+/* Claims a slot for this process. Where all are taken, a private one that the others do not see. False: it
+ * cannot be said just now, the locks are out of reach. */
+bool vg_slot_claim(struct vg_space *space);
 
 /* Where no lock tells that a process is gone: gives an own slot without reservations back. */
 void vg_slot_release(struct vg_space *space);
