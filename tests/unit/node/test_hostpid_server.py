@@ -234,6 +234,33 @@ def test_p19_unreadable_credentials_are_closed_without_bytes(folder: Path) -> No
         assert results(broker) == {"DROPPED": 1, "INVALID": 1}
 
 
+class FullEpoll:
+    """An epoll to which nothing can be added: containers share root's number of watches."""
+
+    def __init__(self, real: Any) -> None:
+        self._real = real
+
+    def register(self, descriptor: int, events: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+
+def test_a_connection_that_cannot_be_watched_is_closed_and_others_are_served(folder: Path) -> None:
+    with running(folder, max_active=2) as broker:
+        broker.poke()
+        real = broker.server._epoll
+        broker.server._epoll = FullEpoll(real)  # type: ignore[assignment]
+        for _ in range(3):
+            with broker.connect() as silent:
+                assert everything(silent) == b""
+        broker.server._epoll = real
+        broker.poke()
+        wait_until(lambda: broker.counters.totals().active == 0)  # no place is lost
+        assert broker.counters.totals().results[Result.DROPPED] == 3
+
+
 @pytest.mark.parametrize("pid", [0, -1])
 def test_p20_an_invisible_caller_is_closed_without_bytes(folder: Path, pid: int) -> None:
     with running(folder / "hostpid", read_pid=lambda _: pid) as broker:

@@ -230,15 +230,22 @@ class Server:
     def _advance(self, transaction: _Transaction) -> None:
         """Go on as far as the peer lets us."""
         try:
-            if transaction.unsent or self._receive(transaction):
-                self._send(transaction)
-        except BlockingIOError:
-            self._watch(transaction)
-            return
+            if not self._went_through(transaction):
+                self._watch(transaction)
+                return
         except Exception as error:  # whatever one transaction meets, the others are served
             transaction.result = Result.DROPPED
             log.debug("hostpid.transaction_failed", extra={"cause": str(error)})
         self._end(transaction)
+
+    def _went_through(self, transaction: _Transaction) -> bool:
+        """Whether it is over; False: the peer has to do something first."""
+        try:
+            if transaction.unsent or self._receive(transaction):
+                self._send(transaction)
+        except BlockingIOError:
+            return False
+        return True
 
     def _receive(self, transaction: _Transaction) -> bool:
         """Whether there is an answer now; False: the peer ended too early."""
@@ -266,10 +273,10 @@ class Server:
         wanted = select.EPOLLOUT if transaction.unsent else select.EPOLLIN
         descriptor = transaction.connection.fileno()
         if not transaction.watched:
-            self._active[descriptor] = transaction
             uid = transaction.uid = self._read_uid(transaction.connection)
-            self._held[uid] = self._held.get(uid, 0) + 1
             self._epoll.register(descriptor, wanted)
+            self._active[descriptor] = transaction
+            self._held[uid] = self._held.get(uid, 0) + 1
         elif transaction.watched != wanted:
             self._epoll.modify(descriptor, wanted)
         transaction.watched = wanted
