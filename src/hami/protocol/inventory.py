@@ -94,21 +94,12 @@ class _Plain(msgspec.Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     health: bool = False
 
 
-class _Written(msgspec.Struct, frozen=True):
-    """A device with the keys of the JSON form, in the order in which they are written."""
+class _Written(_Plain, frozen=True, gc=True, forbid_unknown_fields=False):
+    """A device with all keys of the JSON form."""
 
-    id: str = ""
-    index: _Unsigned = 0
-    count: _Int32 = 0
-    devmem: _Int32 = 0
-    devcore: _Int32 = 0
-    type: str = ""
-    numa: _Int32 = 0
-    mode: str = ""
     mig_profiles: Annotated[tuple[MigProfile, ...], msgspec.Meta(max_length=MAX_MIG_PARTS)] = msgspec.field(
         default=(), name="migProfiles"
     )
-    health: bool = False
     devicevendor: str = ""
     custominfo: dict[str, Any] = msgspec.field(default_factory=dict)
 
@@ -215,24 +206,7 @@ def _read_plain(text: str) -> Inventory | None:
         return None
     if len(devices) > MAX_DEVICES:
         return None
-    return Inventory(
-        tuple(
-            [
-                DeviceInfo(
-                    intern(one.id),
-                    one.index,
-                    one.count,
-                    one.devmem,
-                    one.devcore,
-                    intern(one.type),
-                    one.numa,
-                    one.health,
-                    intern(one.mode),
-                )
-                for one in devices
-            ]
-        )
-    )
+    return Inventory(tuple([_device(one) for one in devices]))
 
 
 def _from_array(plain: Any) -> Inventory:
@@ -265,19 +239,25 @@ def _from_object(element: dict[str, Any]) -> DeviceInfo:
     if isinstance(profiles, list):
         members["migProfiles"] = [_profile_members(profile) for profile in profiles]
     raw = msgspec.convert(members, _Written)
-    return DeviceInfo(
-        id=intern(raw.id),
-        index=raw.index,
-        count=raw.count,
-        devmem=raw.devmem,
-        devcore=raw.devcore,
-        type=intern(raw.type),
-        numa=raw.numa,
-        health=raw.health,
-        mode=intern(raw.mode),
+    return msgspec.structs.replace(
+        _device(raw),
         vendor=intern(raw.devicevendor),
         custom=raw.custominfo or NO_CUSTOM,
         mig_profiles=raw.mig_profiles,
+    )
+
+
+def _device(raw: _Plain) -> DeviceInfo:
+    return DeviceInfo(
+        intern(raw.id),
+        raw.index,
+        raw.count,
+        raw.devmem,
+        raw.devcore,
+        intern(raw.type),
+        raw.numa,
+        raw.health,
+        intern(raw.mode),
     )
 
 
