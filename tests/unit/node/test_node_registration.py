@@ -20,6 +20,7 @@ from hami.node.plugin.cards import CardReader
 from hami.node.plugin.health import HealthWatcher
 from hami.node.plugin.health_rules import BUILT_IN, XidRules, parse_rules
 from hami.node.plugin.registration import REGISTER, Registrar
+from hami.node.plugin.scores import PairScores
 
 GIB = 1 << 30
 MakeNvml = Callable[..., Any]
@@ -97,6 +98,33 @@ async def test_d9_a_sick_card_loses_its_health_at_once(
         await until(lambda: cluster.node_annotations[REGISTER].count('"health":true') == 1)
     finally:
         running.cancel()
+
+
+@pytest.mark.parametrize("pair_scores", list(PairScores))
+async def test_without_the_driver_the_node_shows_its_cards_as_sick_until_it_is_back(
+    cluster: Any, make_nvml: MakeNvml, pair_scores: PairScores
+) -> None:
+    nvml, board = make_nvml(TWO), Board()
+    loop = Registrar(cluster, CardReader(nvml), board, Settings(), pair_scores=pair_scores)
+    await loop.once()
+    text = cluster.node_annotations[REGISTER]
+    assert text.count('"health":true') == 2
+    nvml.list_error = NvmlError("driver not loaded", 9)
+    with pytest.raises(NvmlError):
+        await loop.once()
+    assert "health" not in cluster.node_annotations[REGISTER]
+    assert not any(card.healthy for card in board.cards), "kubelet hears the same"
+    nvml.list_error = None
+    await loop.once()
+    assert cluster.node_annotations[REGISTER] == text
+
+
+async def test_a_driver_that_was_never_there_registers_nothing(cluster: Any, make_nvml: MakeNvml) -> None:
+    nvml = make_nvml(TWO)
+    nvml.list_error = NvmlError("driver not loaded", 9)
+    with pytest.raises(NvmlError):
+        await registrar(cluster, nvml).once()
+    assert cluster.patches == []
 
 
 async def test_no_cards_are_registered_as_an_empty_list(cluster: Any, make_nvml: MakeNvml) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from hami.kube.errors import KubeError
@@ -87,8 +88,19 @@ class Registrar:
                 pass
 
     async def once(self) -> int:
-        """Read NVML, compare with the node, patch if needed; the result is the board's version registered."""
-        self._board.show(await asyncio.to_thread(self._reader.read))
+        """Read NVML, compare with the node, patch if needed; the result is the board's version registered.
+
+        Without the driver the cards that were there are registered as unhealthy, then :class:`NvmlError` is
+        raised.
+        """
+        lost: NvmlError | None = None
+        try:
+            self._board.show(await asyncio.to_thread(self._reader.read))
+        except NvmlError as error:
+            if not self._board.cards:
+                raise
+            lost = error
+            self._board.show(replace(card, healthy=False) for card in self._board.cards)
         version = self._board.version
         devices, left_out = registered_devices(
             offered_cards(self._board.cards, self._settings), self._settings
@@ -97,7 +109,7 @@ class Registrar:
             self._left_out = left_out
             for line in left_out:
                 log.warning("register.left_out", extra={"cause": line})
-        scores = await self._scores.scores(devices)
+        scores = None if lost else await self._scores.scores(devices)
         notes = (await self._cluster.node()).annotations
         wanted: dict[str, str | None] = {}
         if not _says(notes.get(REGISTER), devices):
@@ -113,6 +125,8 @@ class Registrar:
             await self._cluster.annotate_node(wanted)
             log.info("register.written", extra={"devices": len(devices), "keys": sorted(wanted)})
         self._registered()
+        if lost is not None:
+            raise lost
         return version
 
 
