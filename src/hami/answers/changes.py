@@ -245,8 +245,9 @@ class _Trials:
         state, request = self._replay.state, self._replay.request(self._pod)
         assert request is not None
         simulation = state.simulate(request, self._replay.node_views(self._candidates))
-        result = simulation.advance(max(1, len(self._candidates)))
-        fits = () if result is None else result.fits
+        while (result := simulation.advance(64)) is None:
+            pass
+        fits = result.fits
         if fits:
             return f"on nodes without other pods it would fit, on {len(fits)} of them, such as {fits[0]}"
         if self._vendors and self._candidates:

@@ -51,3 +51,21 @@ def test_running_pods_do_not_count_but_the_live_quota_does(lab: Lab) -> None:
 def test_no_nodes_no_answer_but_an_empty_one(lab: Lab) -> None:
     answer = simulated(lab, lab.pod("new"))
     assert (answer.fits, answer.failed) == ((), {})
+
+
+def test_a_step_is_one_container_on_one_node_and_the_answer_stays(lab: Lab) -> None:
+    pod = lab.pod("new", *(lab.container(mem=100) for _ in range(5)))
+    simulation = lab.state.simulate(lab.request(pod), [node("a", lab.card("x")), node("b", lab.card("y"))])
+    steps = 0
+    while (answer := simulation.advance(1)) is None:
+        steps += 1
+    assert steps >= 10
+    assert simulation.advance(1) is answer
+    assert answer.fits == ("a", "b")
+
+
+def test_a_node_of_more_cards_than_there_are_is_not_judged(lab: Lab) -> None:
+    cards = [lab.card(f"x{number}") for number in range(513)]
+    answer = simulated(lab, lab.pod("new"), node("n", *cards), node("m", *cards[:512]))
+    assert answer.failed == {"n": "513 cards, dry runs are made for at most 512 on a node"}
+    assert answer.fits == ("m",)

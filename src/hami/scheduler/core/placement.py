@@ -1,6 +1,6 @@
 """Exact fit of one pod on one node (scheduler.md §6.4): pure, changes nothing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -52,6 +52,22 @@ def fit_node(
     add up. `quotas`: what is left per vendor; vendors without a limit may be absent. Without
     `fragmentation` the policy fragmentation-aware knows no mix of requests and acts as an unknown one.
     """
+    steps = fit_steps(node, request, quotas, fragmentation)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            fit: NodeFit = end.value
+            return fit
+
+
+def fit_steps(
+    node: Node,
+    request: PodRequest,
+    quotas: Mapping[str, QuotaView],
+    fragmentation: Fragmentation | None = None,
+) -> Generator[None, None, NodeFit]:
+    """`fit_node`, with a pause after every container."""
     if request.invalid:
         return NodeFit(None, reason=request.invalid)
     words = request.vendors
@@ -80,6 +96,7 @@ def fit_node(
             chosen[word] = (*chosen[word], result.devices)
         if kind is not SlotKind.INIT:
             steady = held
+        yield
     return NodeFit(chosen, _bonus(node, request, chosen))
 
 
