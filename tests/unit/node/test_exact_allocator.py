@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import os
 import shutil
@@ -328,6 +329,17 @@ async def test_x17_an_older_pod_of_the_same_name_in_the_watch_is_not_served(serv
     )
     served.record([("uid-p", "app", gpus(0))])
     assert (await served.started("p"))["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+
+
+async def test_x17_without_kubelets_record_an_older_pod_of_the_same_name_is_not_served(served: World) -> None:
+    old = copy.deepcopy(served.cluster.objects["team-a", "p"])
+    old["metadata"]["uid"] = "uid-old"
+    for key, text in old["metadata"]["annotations"].items():
+        old["metadata"]["annotations"][key] = text.replace("3000", "9000")
+    served.pods.stale["p"] = decode(msgspec.json.encode(old), Pod)
+    served.state.unlink(missing_ok=True)
+    assert (await served.started("p"))["CUDA_DEVICE_MEMORY_LIMIT_0"] == "3000m"
+    assert not (Path(served.host.containers) / "uid-old_app").exists()
 
 
 async def test_x18_a_broker_turned_on_reaches_a_restarted_container(served: World) -> None:

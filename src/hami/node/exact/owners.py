@@ -114,7 +114,8 @@ class Owners:
         records = await self._records(resource)
         same = None if records is None else recorded_of(records, device_ids)
         if listed is not None:
-            pod = await self._named(listed, same, fresh=fresh)
+            # Kubelet lists names; without its record of UIDs the watch may still show the pod before.
+            pod = await self._named(listed, same, fresh=fresh or records is None)
         else:
             pod = await self._recorded(same or ())
         inits = (
