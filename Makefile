@@ -80,13 +80,13 @@ coverage: native $(COVERAGE)/.built ## Branch coverage of the Python code and li
 		--deselect tests/native/test_vgpu_artifact.py::test_the_library_never_ends_or_changes_its_process
 	$(BIN)/python tools/native_coverage.py $(COVERAGE) --minimum 85
 
-cluster: native ## Start a real single-node Kubernetes with our images (root; the first time builds it, 15 minutes)
+cluster: native ## Start a real single-node Kubernetes with our images (root, Go; the first time builds it, 15 minutes)
 	@tools/cluster/hami-cluster up
 
 cluster-down: ## Stop it and remove all it left
 	@tools/cluster/hami-cluster down
 
-e2e: native ## End-to-end tests on that cluster, started for them unless it runs (root)
+e2e: native ## End-to-end tests on that cluster, started for them unless it runs (root, Go)
 	@tools/cluster/hami-cluster test $(PYTEST_ARGS)
 
 chart-test: .venv/.synced ## Render the Helm chart and check it (builds helm from its Go module once; HAMI_HELM names another)
