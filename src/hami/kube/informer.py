@@ -235,7 +235,7 @@ class Informer(Generic[T]):
         self._also = None
 
     def absorb(self, page: Page) -> None:
-        """Take over objects that were read by the way, unless the watch is past that read already.
+        """Take over objects that were read by the way, unless what is known is newer.
 
         For objects of the informer's own selection. What the watch tells later counts as always.
         """
@@ -243,7 +243,17 @@ class Informer(Generic[T]):
         if read is None or (reached is not None and read <= reached):
             return
         for raw in page.items:
-            self._apply(raw)
+            if self._is_newer(raw):  # a list under way may have been read later than this page
+                self._apply(raw)
+
+    def _is_newer(self, raw: msgspec.Raw) -> bool:
+        head = self._head(raw)
+        if head is None:
+            return False
+        known = self._entries.get(_key(head.metadata))
+        ours = None if known is None else _number(known.resource_version)
+        theirs = _number(head.metadata.resource_version)
+        return ours is None or theirs is None or theirs > ours
 
     def _reached(self, target: int) -> bool:
         current = _number(self._version)

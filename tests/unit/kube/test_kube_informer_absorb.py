@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import msgspec
+from aiohttp import web
 
 from hami.kube.client import Client
 from hami.kube.informer import Informer
@@ -90,3 +91,28 @@ async def test_a_read_that_the_watch_is_past_changes_nothing(api: Any, client: C
 async def test_a_read_of_a_version_that_cannot_be_compared_changes_nothing(api: Any, client: Client) -> None:
     calls, _ = await run_with(api, client, page("opaque", pod("ghost", 9)), page("", pod("ghost", 9)))
     assert calls == ["+old"]
+
+
+async def test_a_read_behind_a_list_under_way_takes_nothing_back(api: Any, client: Client) -> None:
+    """The watch begins where the list ends: it would never tell of the newer object again."""
+    go = asyncio.Event()
+    first = {"metadata": {"resourceVersion": "30", "continue": "t"}, "items": [pod("old", 25)]}
+
+    async def last(_: web.Request) -> web.StreamResponse:
+        await go.wait()
+        return web.json_response({"metadata": {"resourceVersion": "30"}, "items": []})
+
+    api.on("GET", "/api/v1/pods", api.json(first), last)
+    api.on("WATCH", "/api/v1/pods", api.watch(then=asyncio.Event().wait))
+    log = Log()
+    informer = Informer(client, PODS, parse, log)
+    running = asyncio.create_task(informer.run())
+    async with asyncio.timeout(60):
+        while not log.calls:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+        informer.absorb(page("20", pod("old", 15)))
+        go.set()
+        await informer.synced.wait()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert log.calls == ["+old"]
