@@ -3,10 +3,13 @@
 
 #include "devices.h"
 #include "gate.h"
+#include "guard.h"
 #include "hooks.h"
 #include "hostpid.h"
 #include "mem.h"
 #include "process.h"
+#include "slots.h"
+#include "sorted.h"
 #include "thread.h"
 #include "watch.h"
 
@@ -14,6 +17,10 @@
 #include <pthread.h>
 
 static _Atomic(void *) primary[VG_MAX_DEVICES];
+
+/* Contexts that the program made -> CUDA device. */
+static struct vg_sorted created;
+static _Atomic uint32_t guard;
 
 static bool primary_active(int cuda_device) {
     unsigned flags = 0;
@@ -64,6 +71,8 @@ void vg_ctx_after_fork_child(void) {
     atomic_store(&searching, 0);
     for (int device = 0; device < VG_MAX_DEVICES; device++)
         atomic_store(&primary[device], NULL);
+    created.count = 0;
+    atomic_store(&guard, 0);
     vg_ctx_size_after_fork_child();
     vg_host_pid_after_fork_child();
 }
@@ -72,14 +81,29 @@ int vg_primary_retain(vg_fn_primary_retain driver, void **context, int device) {
     enum vg_mode mode = vg_ready();
     if (mode == VG_MODE_DENY)
         return VG_CUDA_UNKNOWN;
-    if (mode == VG_MODE_FORWARD || primary_active(device))
+    if (mode == VG_MODE_FORWARD)
         return driver(context, device);
-    struct vg_activation activation = vg_activation_begin(device);
+    bool active = primary_active(device);
+    struct vg_activation activation = {.device = -1};
+    if (!active)
+        activation = vg_activation_begin(device);
     int result = driver(context, device);
-    vg_activation_end(&activation, result);
-    if (result == VG_CUDA_SUCCESS && activation.device >= 0)
-        atomic_store(&primary[activation.device], *context);
+    if (!active)
+        vg_activation_end(&activation, result);
+    int index = vg_device_of(device);
+    if (result == VG_CUDA_SUCCESS && index >= 0)
+        atomic_store(&primary[index], *context);
     return result;
+}
+
+/* Contexts of the process on the device. */
+static unsigned count_contexts(int cuda_device) {
+    unsigned count = primary_active(cuda_device);
+    vg_guard_take(&guard);
+    for (size_t i = 0; i < created.count; i++)
+        count += created.entries[i].length == (uint64_t)cuda_device;
+    vg_guard_leave(&guard);
+    return count;
 }
 
 /* Gives back what belonged to the device's primary context unless that is still there. */
@@ -93,13 +117,13 @@ static void primary_look(int cuda_device) {
         vg_memory_drop_context(context, index);
     }
     vg_green_drop_device(index);
-    vg_ctx_size_gone(index);
+    vg_ctx_size_gone(index, count_contexts(cuda_device));
 }
 
 void vg_primary_look(void) {
     for (int cuda_device = 0; cuda_device < VG_MAX_DEVICES; cuda_device++) {
         int index = vg_device_of(cuda_device);
-        if (index >= 0 && atomic_load(&vg_here()->own->used[index].total) != 0)
+        if (index >= 0 && vg_own_bytes(vg_here(), index) != 0)
             primary_look(cuda_device);
     }
 }
@@ -112,13 +136,23 @@ int vg_primary_drop(vg_fn_primary_drop driver, int device) {
     return result;
 }
 
+/* Without memory for the entry what the context leaves stays charged. */
+static int made(const struct vg_activation *activation, int result, void *const *context, int cuda_device) {
+    if (result == VG_CUDA_SUCCESS && activation->device >= 0) {
+        vg_guard_take(&guard);
+        vg_sorted_put(&created, (uint64_t)(uintptr_t)*context, (uint64_t)cuda_device, NULL);
+        vg_guard_leave(&guard);
+    }
+    vg_activation_end(activation, result);
+    return result;
+}
+
 int vg_ctx_create(vg_fn_ctx_create driver, void **context, unsigned flags, int device) {
     if (vg_ready() == VG_MODE_DENY)
         return VG_CUDA_UNKNOWN;
     struct vg_activation activation = vg_activation_begin(device);
     int result = driver(context, flags, device);
-    vg_activation_end(&activation, result);
-    return result;
+    return made(&activation, result, context, device);
 }
 
 int vg_ctx_create_affinity(vg_fn_ctx_create_affinity driver, void **context, void *affinity, int count,
@@ -127,8 +161,7 @@ int vg_ctx_create_affinity(vg_fn_ctx_create_affinity driver, void **context, voi
         return VG_CUDA_UNKNOWN;
     struct vg_activation activation = vg_activation_begin(device);
     int result = driver(context, affinity, count, flags, device);
-    vg_activation_end(&activation, result);
-    return result;
+    return made(&activation, result, context, device);
 }
 
 int vg_ctx_create_params(vg_fn_ctx_create_params driver, void **context, void *params, unsigned flags,
@@ -137,19 +170,20 @@ int vg_ctx_create_params(vg_fn_ctx_create_params driver, void **context, void *p
         return VG_CUDA_UNKNOWN;
     struct vg_activation activation = vg_activation_begin(device);
     int result = driver(context, params, flags, device);
-    vg_activation_end(&activation, result);
-    return result;
+    return made(&activation, result, context, device);
 }
 
 static void context_gone(void *context) {
+    vg_guard_take(&guard);
+    const struct vg_sorted_entry *entry = vg_sorted_find(&created, (uint64_t)(uintptr_t)context);
+    int cuda_device = entry != NULL ? (int)entry->length : -1, device = vg_device_of(cuda_device);
+    vg_sorted_remove(&created, (uint64_t)(uintptr_t)context);
+    vg_guard_leave(&guard);
     vg_gate_forget_context(context);
-    for (int device = 0; device < VG_MAX_DEVICES; device++) {
-        uint64_t before = atomic_load(&vg_here()->own->used[device].total);
-        if (before == 0)
-            continue;
-        vg_memory_drop_context(context, device);
-        vg_ctx_size_gone(device);
-    }
+    if (device < 0)
+        return;
+    vg_memory_drop_context(context, device);
+    vg_ctx_size_gone(device, count_contexts(cuda_device));
 }
 
 int vg_ctx_destroy(vg_fn_ctx_destroy driver, void *context) {
@@ -162,11 +196,12 @@ int vg_ctx_destroy(vg_fn_ctx_destroy driver, void *context) {
 
 /* The context has to be the current one, and stays that as long as others are attached to it. */
 int vg_ctx_detach(vg_fn_ctx_detach driver, void *context) {
-    int result = driver(context);
+    int result = driver(context), device;
     void *current = NULL;
     vg_thread.device = 0;
     if (result == VG_CUDA_SUCCESS && vg_ready() == VG_MODE_COUNT &&
-        (vg_call_cuCtxGetCurrent(&current) != VG_CUDA_SUCCESS || current != context))
+        (vg_call_cuCtxGetCurrent(&current) != VG_CUDA_SUCCESS || current != context ||
+         vg_call_cuCtxGetDevice(&device) != VG_CUDA_SUCCESS))
         context_gone(context);
     return result;
 }

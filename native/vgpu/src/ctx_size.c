@@ -27,12 +27,14 @@ static void set_charge(int device, uint64_t bytes, bool more) {
 
 /* What NVML shows for this process beyond what else is counted is context. False: it does not show it. */
 static bool measured(int device, const struct vg_search *search) {
-    uint64_t shown = search != NULL && search->shown ? search->bytes : 0;
-    if (shown == 0 && !vg_nvml_own_memory(device, &shown))
+    uint64_t shown, beside;
+    if (search != NULL && search->shown) {
+        shown = search->bytes;
+        beside = search->beside;
+    } else if (!vg_nvml_own_memory(device, &shown, &beside)) {
         return false;
-    struct vg_usage *used = &vg_here()->own->used[device];
-    uint64_t counted = atomic_load(&used->data) + atomic_load(&used->module);
-    set_charge(device, shown > counted ? shown - counted : 0, false);
+    }
+    set_charge(device, shown > beside ? shown - beside : 0, false);
     return true;
 }
 
@@ -74,11 +76,13 @@ void vg_ctx_size_after(const struct vg_ctx_size *before, int device, const struc
         set_charge(device, used - before->used, true);
 }
 
-void vg_ctx_size_gone(int device) {
+void vg_ctx_size_gone(int device, unsigned others) {
     if (measured(device, NULL))
         return;
-    set_charge(device, 0, false);
-    vg_residual_drop(device);
+    uint64_t all = atomic_load(&vg_here()->own_bytes[device].kind[VG_KIND_CONTEXT]);
+    set_charge(device, all / (others + 1) * others, false);
+    if (others == 0)
+        vg_residual_drop(device);
 }
 
 void vg_ctx_size_after_fork_child(void) {

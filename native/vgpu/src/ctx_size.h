@@ -14,10 +14,11 @@ struct vg_ctx_size {
 void vg_ctx_size_before(struct vg_ctx_size *before, int device);
 
 /* A context has appeared on the device, or is gone: charges, or gives back, the difference to what is
- * charged. `search`: this thread's look for the host PID, NULL: another thread has it. */
+ * charged. `search`: this thread's look for the host PID, NULL: another thread has it. `others`: contexts of
+ * this process that are still there, as large as this one was where nobody can tell. */
 struct vg_search;
 void vg_ctx_size_after(const struct vg_ctx_size *before, int device, const struct vg_search *search);
-void vg_ctx_size_gone(int device);
+void vg_ctx_size_gone(int device, unsigned others);
 
 /* In a forked child: nothing is held. */
 void vg_ctx_size_after_fork_child(void);

@@ -18,7 +18,7 @@ static const uint64_t not_available = UINT64_MAX;
 static const uint64_t poll_pause_ns = 20000000u;
 static const uint64_t container_wait_ns = 2000000000u, node_wait_ns = 30000000000u;
 static const uint64_t first_retry_ns = 5000000000u, longest_retry_ns = 60000000000u;
-enum { POLLS = 5, RECORDS = 1024 };
+enum { POLLS = 5, RECORDS = 1024, MEASURES = 5 };
 
 /* What the looks so far have left: PIDs of which one is ours, and when the next one may be. Only the thread
  * that searches uses it. */
@@ -201,6 +201,19 @@ static void look(const struct vg_search *search, int device) {
     }
 }
 
+/* What is counted beside contexts while NVML is asked. */
+struct books {
+    uint64_t beside, changes;
+};
+
+static struct books look_up_books(int device) {
+    return (struct books){vg_slot_beside_contexts(vg_here(), device), vg_slot_changes(vg_here())};
+}
+
+static bool same(const struct books *a, const struct books *b) {
+    return a->beside == b->beside && a->changes == b->changes;
+}
+
 /* The host PID is known by another way. Waits until NVML shows this process, and finds out by which number: a
  * list with both says nothing. */
 static void await_entry(struct vg_search *search, int device) {
@@ -208,15 +221,18 @@ static void await_entry(struct vg_search *search, int device) {
     bool host_named = false, own_named = false;
     for (int poll = 0; poll <= POLLS && !host_named && !own_named; poll++) {
         unsigned count = 0;
+        struct books before = look_up_books(device);
         struct vg_nvml_process *records = vg_nvml_list(device, &count);
+        struct books after = look_up_books(device);
         if (records == NULL)
             return;
         for (unsigned i = 0; i < count && i < RECORDS; i++) {
             host_named |= host != 0 && records[i].pid == host;
             own_named |= records[i].pid == own;
             if (!search->shown && vg_pid_is_own(records[i].pid) && records[i].used != not_available) {
-                search->shown = true;
+                search->shown = same(&before, &after);
                 search->bytes = records[i].used;
+                search->beside = after.beside;
             }
         }
         vg_nvml_list_free(records);
@@ -286,7 +302,7 @@ int vg_slot_of_nvml_pid(uint32_t pid) {
     return slot < 0 && space->own != NULL && vg_pid_is_own(pid) ? space->slot : slot;
 }
 
-bool vg_nvml_own_memory(int device, uint64_t *bytes) {
+static bool own_memory(int device, uint64_t *bytes) {
     unsigned count = 0;
     bool found = false;
     struct vg_nvml_process *records = vg_nvml_list(device, &count);
@@ -297,4 +313,27 @@ bool vg_nvml_own_memory(int device, uint64_t *bytes) {
     }
     vg_nvml_list_free(records);
     return found;
+}
+
+/* Memory that comes or goes while NVML is asked is in one of the two numbers only. It is no context: of
+ * several answers that with the least left over counts. */
+bool vg_nvml_own_memory(int device, uint64_t *bytes, uint64_t *beside) {
+    uint64_t least = UINT64_MAX;
+    for (int i = 0; i < MEASURES; i++) {
+        uint64_t shown;
+        struct books before = look_up_books(device);
+        if (!own_memory(device, &shown))
+            break;
+        struct books after = look_up_books(device);
+        uint64_t most = after.beside > before.beside ? after.beside : before.beside;
+        uint64_t left = shown > most ? shown - most : 0;
+        if (left < least) {
+            least = left;
+            *bytes = shown;
+            *beside = most;
+        }
+        if (same(&before, &after))
+            break;
+    }
+    return least != UINT64_MAX;
 }

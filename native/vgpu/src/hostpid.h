@@ -25,6 +25,7 @@ struct vg_search {
     int node_lock;            /* nor anybody of the node; -1: not asked for */
     bool shown;               /* after the activation NVML showed this process, with so many bytes */
     uint64_t bytes;
+    uint64_t beside; /* of these no context */
 };
 
 /* Around an activation: exactly one new PID is this process. Nothing is looked for where it is known already;
@@ -58,7 +59,8 @@ int vg_slot_of_nvml_pid(uint32_t pid);
 struct vg_nvml_process *vg_nvml_list(int device, unsigned *count);
 void vg_nvml_list_free(struct vg_nvml_process *records);
 
-/* Bytes that NVML shows for this process on a device. False: it does not say. */
-bool vg_nvml_own_memory(int device, uint64_t *bytes);
+/* Bytes that NVML shows for this process on a device, and what of them is no context. False: it does not
+ * say. */
+bool vg_nvml_own_memory(int device, uint64_t *bytes, uint64_t *beside);
 
 #endif

@@ -33,7 +33,9 @@ int vg_mem_info(vg_fn_mem_info driver, size_t *free_bytes, size_t *total_bytes) 
     uint64_t limit = result == VG_CUDA_SUCCESS ? current_limit(&device) : 0;
     if (limit == 0)
         return result;
-    driver(&real_free, &real_total);
+    result = driver(&real_free, &real_total);
+    if (result != VG_CUDA_SUCCESS)
+        return result;
     uint64_t total = vg_process.config.oversubscribe ? limit : smaller(limit, real_total);
     if (free_bytes != NULL)
         *free_bytes = limited_free(device, total, real_free);

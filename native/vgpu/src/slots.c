@@ -265,6 +265,19 @@ uint64_t vg_slot_own_usage(const struct vg_space *space, int device) {
                               : 0;
 }
 
+uint64_t vg_slot_beside_contexts(const struct vg_space *space, int device) {
+    uint64_t context = atomic_load(&space->own_bytes[device].kind[VG_KIND_CONTEXT]);
+    uint64_t reserved =
+        atomic_load(&space->own_totals[(unsigned)device * space->totals_stride]) & ~(uint64_t)VG_ATTEMPT_MASK;
+    uint64_t published = vg_own_bytes(space, device);
+    uint64_t all = reserved > published && reserved < vg_implausible ? reserved : published;
+    return all > context ? all - context : 0;
+}
+
+uint64_t vg_slot_changes(const struct vg_space *space) {
+    return atomic_load(&space->own->seqlock);
+}
+
 int vg_slot_find(const struct vg_space *space, int32_t pid, bool own_namespace, bool host) {
     unsigned used = vg_region_slots(space->region);
     for (unsigned k = 0; k < used && pid != 0; k++) {

@@ -41,6 +41,12 @@ uint64_t vg_slots_usage(const struct vg_space *space, int device);
 /* Bytes of this process on a device. */
 uint64_t vg_slot_own_usage(const struct vg_space *space, int device);
 
+/* Bytes of this process on a device that are no context, those included that it is just asking for. */
+uint64_t vg_slot_beside_contexts(const struct vg_space *space, int device);
+
+/* Another value after each change of the own numbers. */
+uint64_t vg_slot_changes(const struct vg_space *space);
+
 /* The slot in which `pid` is (namespace: own PID; else the host's), or -1. */
 int vg_slot_find(const struct vg_space *space, int32_t pid, bool own_namespace, bool host);
 
