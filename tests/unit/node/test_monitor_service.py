@@ -190,6 +190,23 @@ async def test_a_container_is_active_on_no_card_that_it_was_not_given(bench: Ben
     assert bench.fields("uid-c_web") == (-1, 1)
 
 
+async def test_the_cards_of_the_limits_file_count_whatever_the_pod_s_annotation_says(bench: Bench) -> None:
+    """Who may edit a pod could name a neighbour's card in it."""
+    bench.pods.add(pod("uid-a", "web", allocated=f"{U1},NVIDIA,1024,30:{U2},NVIDIA,1024,30:;"))
+    bench.pods.add(pod("uid-b", "web", allocated=f"{U1},NVIDIA,1024,30:;"))
+    bench.directory("uid-a_web", region_bytes(U1, priority=0))
+    bench.directory("uid-b_web", region_bytes(U1, priority=1))
+    declare(bench, "uid-a_web", f"HAMI_DEVICE_UUIDS={U2}\nCUDA_TASK_PRIORITY=0\n")
+    await bench.monitor.tick()
+    assert bench.fields("uid-b_web") == (1, 0)
+    samples = await bench.scrape()
+    assert value(samples, "hami_vgpu_memory_used_bytes", pod="pod-uid-a", device_uuid=U1) is None
+    declare(bench, "uid-a_web", f"HAMI_DEVICE_UUIDS={U2},{U1}\nCUDA_TASK_PRIORITY=0\n")
+    bench.directory("uid-a_web", region_bytes(U1, priority=0))
+    await bench.monitor.tick()
+    assert bench.fields("uid-b_web") == (-1, 1)
+
+
 async def test_a_container_has_no_series_of_cards_that_it_was_not_given(bench: Bench) -> None:
     """With ever new names it would fill the metrics store, and with a neighbour's it would speak for him."""
     bench.pods.add(pod("uid-a", "web", allocated=f"{U1},NVIDIA,1024,30:;"))

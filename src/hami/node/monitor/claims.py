@@ -1,9 +1,9 @@
 """What of a region's word counts (monitor.md §6.2, §8.2).
 
 A workload can write any priority and any card into its region. It would stop its neighbours with them, put
-numbers on their cards, and fill the metrics store with series of cards that nobody has. So its cards are
-those that the container was given, and its priority is the one in the limits file that the node wrote; the
-region's word stands only where the node does not know.
+numbers on their cards, and fill the metrics store with series of cards that nobody has. So its cards and its
+priority are those in the limits file that the node wrote; without one its cards are those of the pod's
+annotation, and the region's word stands only where nobody else knows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from hami.node.errors import UnsafePathError
@@ -20,12 +20,20 @@ from hami.node.monitor.feedback import Activity
 from hami.node.monitor.pods import PodInfo
 from hami.node.monitor.region import Region
 from hami.node.region.limits import parse_variables
-from hami.protocol.keys import ENV_TASK_PRIORITY
+from hami.protocol.keys import ENV_DEVICE_UUIDS, ENV_TASK_PRIORITY
 
 _MAX_BYTES: Final = 1 << 16
 _PRIORITY: Final = re.compile("-?[0-9]{1,9}")
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What a limits file says: no cards, and no priority, where it does not say them."""
+
+    cards: frozenset[str] = frozenset()
+    priority: int | None = None
 
 
 class LimitsFolder:
@@ -34,8 +42,8 @@ class LimitsFolder:
     def __init__(self, path: str) -> None:
         self._path = path
 
-    def priorities(self, names: Iterable[str]) -> dict[str, int]:
-        """Priority by name; without an entry: no file, or none that says it."""
+    def read(self, names: Iterable[str]) -> dict[str, Said]:
+        """What the files of these names say; without an entry: there is none."""
         found = {}
         for name in names:
             try:
@@ -45,14 +53,17 @@ class LimitsFolder:
             except (OSError, UnsafePathError) as error:
                 log.warning("limits.unreadable", extra={"file": name, "cause": str(error)})
                 continue
-            said = parse_variables(text).get(ENV_TASK_PRIORITY, "")
-            if _PRIORITY.fullmatch(said):
-                found[name] = int(said)
+            variables = parse_variables(text)
+            cards = frozenset(variables.get(ENV_DEVICE_UUIDS, "").split(",")) - {""}
+            priority = variables.get(ENV_TASK_PRIORITY, "")
+            found[name] = Said(cards, int(priority) if _PRIORITY.fullmatch(priority) else None)
         return found
 
 
 def cards_of(pod: PodInfo, container: str) -> frozenset[str]:
-    """UUIDs of the cards and MIG instances that a container was given; none: that is not known."""
+    """UUIDs of the cards and MIG instances that a container was given by its pod's annotations; none: that
+    is not known.
+    """
     cards = {device.uuid.partition("[")[0] for device in pod.devices(container) or ()}
     return frozenset(cards | {item.mig_uuid for name, item in pod.mig if name == container})
 
@@ -67,7 +78,7 @@ def own_devices(region: Region, given: frozenset[str]) -> Region:
 def activity(region: Region, given: frozenset[str], priority: int | None) -> Activity:
     """A container for :func:`hami.node.monitor.feedback.judge`.
 
-    ``given``: of :func:`cards_of`; ``priority``: of its limits file, or None.
+    ``given`` are its cards, none: that is not known; ``priority`` is that of its limits file, or None.
     """
     return Activity(
         region.all_uuids & given if given else region.all_uuids,

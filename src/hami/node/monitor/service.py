@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 
 from hami.kube.errors import KubeError
 from hami.node.errors import UnsafePathError
-from hami.node.monitor.claims import LimitsFolder, activity, cards_of, own_devices
+from hami.node.monitor.claims import LimitsFolder, Said, activity, cards_of, own_devices
 from hami.node.monitor.feedback import Verdict, judge
 from hami.node.monitor.files import CacheDirectory, Writes
 from hami.node.monitor.garbage import Garbage, StaleList, belongs_to_pod, has_live_process, still_unknown
@@ -110,6 +110,7 @@ class Monitor:
         self._report = report
         self._clock = clock
         self._stale = StaleList(options.grace_s)
+        self._said: dict[str, Said] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._limiter = EventLimiter()
         self._meter = UtilizationMeter()
@@ -157,6 +158,7 @@ class Monitor:
         """Read all regions, run the feedback rules, look for directories that are to be removed."""
         now = self._clock()
         sweep = await asyncio.to_thread(self._tracker.sweep)
+        self._said = await asyncio.to_thread(self._limits.read, [each.name for each in sweep.regions])
         self._errors.update(sweep.errors)
         self._measure(sweep)
         self._report_clocks(sweep, now)
@@ -225,8 +227,8 @@ class Monitor:
                 directory, region = found.get((uid, container), (None, None))
                 if directory is None and not allocated:
                     continue
-                if region is not None:
-                    region = own_devices(region, cards_of(pod, container))
+                if directory is not None and region is not None:
+                    region = own_devices(region, self._cards(directory, pod))
                 verdict = self._verdicts.get(directory.name) if directory else None
                 samples.append(
                     ContainerSample(
@@ -242,6 +244,11 @@ class Monitor:
                     )
                 )
         return samples
+
+    def _cards(self, directory: CacheDirectory, pod: PodInfo) -> frozenset[str]:
+        """UUIDs of what the container was given; none: that is not known."""
+        said = self._said.get(directory.name, Said())
+        return said.cards or cards_of(pod, directory.container)
 
     def _measure(self, sweep: Sweep) -> None:
         now = time.monotonic()
@@ -284,12 +291,12 @@ class Monitor:
     async def _feed_back(self, sweep: Sweep, now: float) -> None:
         known = self._known_regions(sweep)
         pods = self._pods.by_uid()
-        given = {
-            directory.name: cards_of(pods[directory.pod_uid], directory.container) for directory in known
-        }
-        priorities = await asyncio.to_thread(self._limits.priorities, given)
         activities = {
-            directory.name: activity(region, given[directory.name], priorities.get(directory.name))
+            directory.name: activity(
+                region,
+                self._cards(directory, pods[directory.pod_uid]),
+                self._said.get(directory.name, Said()).priority,
+            )
             for directory, region in known.items()
         }
         self._verdicts = judge(activities, now, self._options.activity_from_last_kernel)
