@@ -24,9 +24,10 @@ from hami.node.mig.side import MigSide
 from hami.node.paths import HostPaths
 from hami.node.plugin.allocator import Allocator
 from hami.node.plugin.answer import Delivery
+from hami.node.plugin.broker import BrokerProcess
 from hami.node.plugin.health_rules import XidRules
 from hami.node.plugin.options import PluginOptions
-from hami.node.plugin.service import BrokerProcess, DevicePlugin
+from hami.node.plugin.service import DevicePlugin
 from hami.node.plugin.workspace import Workspace
 
 

@@ -7,9 +7,9 @@ import contextlib
 import logging
 import posixpath
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from hami.kube.errors import KubeError
 from hami.kube.ratelimit import Backoff
@@ -20,7 +20,7 @@ from hami.node.errors import MigError, NodeError, NvmlError, UnsafePathError
 from hami.node.exact.allocator import ExactAllocator
 from hami.node.exact.chooser import ModeChooser
 from hami.node.exact.server import ExactService
-from hami.node.hostpid.errors import BrokerError, combined
+from hami.node.hostpid.errors import BrokerError
 from hami.node.mig.manager import FAILED
 from hami.node.mig.server import StaticMigService
 from hami.node.mig.side import MigSide, parts_of
@@ -30,6 +30,7 @@ from hami.node.paths import LOCK_PARENT
 from hami.node.plugin.allocator import Allocator
 from hami.node.plugin.answer import Delivery
 from hami.node.plugin.board import Board
+from hami.node.plugin.broker import BrokerProcess, broker_running
 from hami.node.plugin.cards import CardReader
 from hami.node.plugin.checker import CardChecker
 from hami.node.plugin.counters import PluginCounters
@@ -69,26 +70,6 @@ class ExactSide:
 
     chooser: ModeChooser
     allocator: ExactAllocator
-
-
-class BrokerProcess(Protocol):
-    """The host PID broker as the plugin sees it; methods raise :class:`BrokerError`."""
-
-    async def start(self) -> None:
-        """Start it and wait until it serves."""
-        ...
-
-    async def ended(self) -> BrokerError:
-        """Wait until it has ended, and say why."""
-        ...
-
-    async def check(self) -> None:
-        """See that it lives and answers."""
-        ...
-
-    async def stop(self) -> None:
-        """End it; a second call does nothing."""
-        ...
 
 
 LoadSettings = Callable[[], Settings]
@@ -179,7 +160,7 @@ class DevicePlugin:
     async def _run(self) -> None:
         await asyncio.to_thread(self._workspace.prepare_start)
         await self._prepare_lock_parent()
-        async with self._broker_running():
+        async with broker_running(self._broker, self._stop):
             await self._restore()
             try:
                 while not self._stop.is_set():
@@ -189,42 +170,6 @@ class DevicePlugin:
             finally:
                 await (self._exact or self._allocator).drain(_JOIN_S)
                 await asyncio.to_thread(self._nvml.close)
-
-    @contextlib.asynccontextmanager
-    async def _broker_running(self) -> AsyncIterator[None]:
-        """With the gate on: the broker around the main loop. Its end is our end, its error our error."""
-        if self._broker is None:
-            yield
-            return
-        starting = asyncio.create_task(self._broker.start())
-        stopping = asyncio.create_task(self._stop.wait())
-        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        stopping.cancel()
-        if not starting.done():
-            # It may wait for the lock of another broker; nobody needs it any more.
-            starting.cancel()
-            await asyncio.wait({starting})
-            yield
-            return
-        await starting
-        watching = asyncio.create_task(self._broker.ended())
-        watching.add_done_callback(lambda _: self.stop())
-        problems: list[NodeError] = []
-        try:
-            yield
-        except NodeError as error:
-            problems.append(error)
-        finally:
-            if watching.done():
-                log.error("hostpid.ended", extra={"cause": str(watching.result())})
-                problems.append(watching.result())
-            watching.cancel()
-            try:
-                await self._broker.stop()
-            except BrokerError as error:
-                problems.append(error)
-        if problems:
-            raise combined(problems)
 
     async def _restore(self) -> None:
         """Choose the allocation mode and bring back what known pods need, before kubelet hears of us; waits
