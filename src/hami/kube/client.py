@@ -90,6 +90,7 @@ class Client:
         self._user_agent = user_agent
         self._session: aiohttp.ClientSession | None = None
         self._session_material: tuple[bytes, bytes, bytes] | None = None
+        self._ca_in_doubt = False  # a server was not trusted: the CA may have been rotated
         self._session_lock = asyncio.Lock()
         self._retired: list[aiohttp.ClientSession] = []
 
@@ -219,6 +220,7 @@ class Client:
         except TimeoutError as error:
             raise TransportError(f"GET {path}: no answer within {connect_s:g}s") from error
         except (aiohttp.ClientError, OSError) as error:
+            self._note(error)
             raise TransportError(f"GET {path}: {error}") from error
         try:
             if response.status // 100 != 2:
@@ -261,7 +263,12 @@ class Client:
         except (aiohttp.ClientError, OSError) as error:
             if isinstance(error, TimeoutError):
                 raise
+            self._note(error)
             raise TransportError(f"{method} {path}: {error or type(error).__name__}") from error
+
+    def _note(self, error: Exception) -> None:
+        if isinstance(error, aiohttp.ClientSSLError):
+            self._ca_in_doubt = True
 
     async def _wait_turn(self, method: str, path: str, most_s: float) -> None:
         try:
@@ -295,11 +302,14 @@ class Client:
         """The session for the current client certificate and CA; a new one when either was rotated."""
         credential = await self.config.credentials.current()
         async with self._session_lock:
-            if self._session is not None and (
-                self._session_material is not None
-                and self._session_material[1:] == (credential.certificate_pem, credential.key_pem)
-            ):
-                return self._session, credential
+            of_client = (credential.certificate_pem, credential.key_pem)
+            known = self._session_material
+            if self._session is not None and known is not None and known[1:] == of_client:
+                if not self._ca_in_doubt:
+                    return self._session, credential
+                self._ca_in_doubt = False
+                if known[0] == await asyncio.to_thread(self.config.read_ca):
+                    return self._session, credential
             ca_pem = await asyncio.to_thread(self.config.read_ca)
             connector = aiohttp.TCPConnector(
                 ssl=await asyncio.to_thread(self._tls_context, ca_pem, credential),
@@ -315,7 +325,7 @@ class Client:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 read_bufsize=1 << 18,
             )
-            self._session_material = (ca_pem, credential.certificate_pem, credential.key_pem)
+            self._session_material = (ca_pem, *of_client)
             await self._close_retired()
             return self._session, credential
 

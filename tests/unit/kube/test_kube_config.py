@@ -303,6 +303,31 @@ async def test_a_server_of_another_authority_is_not_trusted_unless_told_so(
         assert (await client.get(NODES, "n1", dict))["subject"]["commonName"] == "me"
 
 
+@pytest.mark.parametrize("watching", [False, True])
+async def test_a_rotated_authority_is_trusted_once_the_old_one_does_not_fit(
+    tmp_path: Path, authority: KeyPair, tls_url: str, watching: bool
+) -> None:
+    """A process that lives for months outlives the authority of its cluster."""
+    write_pair(issue(authority, "me", time.time()), tmp_path / "me.crt", tmp_path / "me.key")
+    source = FileCredential(certificate_path=tmp_path / "me.crt", key_path=tmp_path / "me.key")
+    ca = tmp_path / "ca.crt"
+    ca.write_bytes(create_authority("other", time.time()).certificate_pem)
+
+    async def ask(client: Client) -> None:
+        if watching:
+            async with client.stream("/api/v1/nodes", query={}, idle_timeout_s=60) as lines:
+                assert [line async for line in lines]
+        else:
+            await client.get(NODES, "n1", dict)
+
+    async with Client(ClientConfig(tls_url, source, ca_path=ca), Limits(qps=0)) as client:
+        for _ in range(2):
+            with pytest.raises(TransportError, match=r"(?i)certificate"):
+                await ask(client)
+        ca.write_bytes(authority.certificate_pem)
+        await ask(client)
+
+
 async def test_the_tls_server_name_replaces_the_address_in_the_check(
     tmp_path: Path, authority: KeyPair, tls_url: str
 ) -> None:
