@@ -426,6 +426,33 @@ def test_no_process_gets_a_limit_of_its_own_by_using_up_its_address_space(plain_
     assert "0 2 0" in found
 
 
+def test_handle_and_mapping_may_go_at_the_same_time(node: Node) -> None:
+    """Each of two threads does what could be the last thing to the memory: it is given back once."""
+    code = (
+        PRELUDE
+        + """
+import threading
+start()
+prop, handle, address = (ctypes.c_int * 8)(1, 1, 1, 0), ctypes.c_uint64(), ctypes.c_uint64()
+size, zero = ctypes.c_size_t(64 * MIB), ctypes.c_size_t(0)
+for turn in range(3):
+    good(cuda.cuMemCreate(ctypes.byref(handle), size, prop, ctypes.c_uint64(0)))
+    good(cuda.cuMemAddressReserve(ctypes.byref(address), size, zero, ctypes.c_uint64(0), ctypes.c_uint64(0)))
+    good(cuda.cuMemMap(address, size, zero, handle, ctypes.c_uint64(0)))
+    releasing = threading.Thread(target=lambda: good(cuda.cuMemRelease(handle)))
+    releasing.start()
+    while "cuMemRelease" not in open(os.environ["FAKEGPU_CALL_LOG"]).read().split("cuMemAddressReserve")[-1]:
+        pass
+    good(cuda.cuMemUnmap(address, size))
+    releasing.join()
+    print(alloc(64), alloc(1), end=" ")
+    good(cuda.cuMemFree_v2(pointer))
+"""
+    )
+    slow = {"FAKEGPU_DELAY_US": "cuMemRelease=300000", "FAKEGPU_CALL_LOG": str(node.directory / "calls")}
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m", **slow).split() == ["0", "2"] * 3
+
+
 def test_memory_without_a_record_stays_charged(plain_node: Node) -> None:
     """For want of memory for the record, which a program can bring about."""
     code = (

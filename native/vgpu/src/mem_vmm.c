@@ -100,14 +100,40 @@ static uint64_t finish(struct object *object, int *device) {
     return size;
 }
 
-/* Under the lock. One reference more of a handle. False: no memory. */
-static bool refer(uint64_t handle, struct object *object) {
+/* Under the lock. The handle stands for one reference of the object more. False: no memory. */
+static bool name(uint64_t handle, struct object *object) {
     struct vg_sorted_entry *entry = vg_sorted_find(&handles, handle);
     uint64_t known = entry != NULL && entry->value == object ? entry->length : 0;
-    if (!vg_sorted_put(&handles, handle, known + 1, object))
-        return false;
-    object->references++;
-    return true;
+    return vg_sorted_put(&handles, handle, known + 1, object);
+}
+
+/* Under the lock. While the driver is called the object is referred to by the call: whatever other threads do
+ * to it, it is still there afterwards. */
+static struct object *pin(struct object *object) {
+    if (object != NULL)
+        object->references++;
+    return object;
+}
+
+static struct object *pin_handle(uint64_t handle) {
+    if (vg_ready() != VG_MODE_COUNT)
+        return NULL;
+    lock();
+    struct object *object = pin(vg_sorted_get(&handles, handle));
+    unlock();
+    return object;
+}
+
+static void unpin(struct object *object) {
+    int device = -1;
+    if (object == NULL)
+        return;
+    lock();
+    object->references--;
+    uint64_t given_back = finish(object, &device);
+    unlock();
+    if (given_back != 0)
+        vg_discharge(device, given_back);
 }
 
 int vg_vmm_create(vg_fn_vmm_create driver, uint64_t *handle, size_t size, const struct vg_alloc_prop *prop,
@@ -127,8 +153,8 @@ int vg_vmm_create(vg_fn_vmm_create driver, uint64_t *handle, size_t size, const 
     lock();
     struct object *object = new_object();
     if (object != NULL) {
-        *object = (struct object){.size = charge.size, .device = device};
-        if (!refer(*handle, object)) /* no memory for its records: it is never given back */
+        *object = (struct object){.size = charge.size, .device = device, .references = 1};
+        if (!name(*handle, object)) /* no memory for its records: it is never given back */
             vg_sorted_block_free(object, sizeof *object);
     }
     unlock();
@@ -139,13 +165,11 @@ int vg_vmm_create(vg_fn_vmm_create driver, uint64_t *handle, size_t size, const 
 /* The driver may hand the handle's value out again at once: it is forgotten before the call. */
 int vg_vmm_release(vg_fn_vmm_release driver, uint64_t handle) {
     struct object *object = NULL;
-    int device = -1;
     if (vg_ready() == VG_MODE_COUNT) {
         lock();
         struct vg_sorted_entry *entry = vg_sorted_find(&handles, handle);
         if (entry != NULL) {
             object = entry->value;
-            object->references--;
             if (--entry->length == 0)
                 vg_sorted_remove(&handles, handle);
         }
@@ -154,29 +178,28 @@ int vg_vmm_release(vg_fn_vmm_release driver, uint64_t handle) {
     int result = driver(handle);
     if (object == NULL)
         return result;
-    lock();
-    uint64_t given_back = 0;
-    if (result == VG_CUDA_SUCCESS)
-        given_back = finish(object, &device);
-    else
-        refer(handle, object);
-    unlock();
-    if (given_back != 0)
-        vg_discharge(device, given_back);
+    if (result == VG_CUDA_SUCCESS) {
+        unpin(object);
+    } else {
+        lock();
+        name(handle, object);
+        unlock();
+    }
     vg_vmm_settle();
     return result;
 }
 
 int vg_vmm_map(vg_fn_vmm_map driver, uint64_t address, size_t size, size_t offset, uint64_t handle,
                uint64_t flags) {
+    struct object *object = pin_handle(handle);
     int result = driver(address, size, offset, handle, flags);
-    if (result != VG_CUDA_SUCCESS || vg_ready() != VG_MODE_COUNT)
-        return result;
-    lock();
-    struct object *object = vg_sorted_get(&handles, handle);
-    if (object != NULL && vg_sorted_put(&ranges, address, size, object))
+    if (result == VG_CUDA_SUCCESS && object != NULL) {
+        lock();
         object->mapped += size;
-    unlock();
+        vg_sorted_put(&ranges, address, size, object); /* without memory it stays charged for ever */
+        unlock();
+    }
+    unpin(object);
     return result;
 }
 
@@ -212,26 +235,32 @@ int vg_vmm_unmap(vg_fn_vmm_unmap driver, uint64_t address, size_t size) {
 }
 
 int vg_vmm_retain(vg_fn_vmm_retain driver, uint64_t *handle, void *address) {
-    int result = driver(handle, address);
-    if (result != VG_CUDA_SUCCESS || vg_ready() != VG_MODE_COUNT)
-        return result;
+    struct object *object = NULL;
     struct vg_sorted_entry range;
-    lock();
-    if (vg_sorted_overlap(&ranges, (uint64_t)(uintptr_t)address, 1, &range))
-        refer(*handle, range.value);
-    unlock();
+    if (vg_ready() == VG_MODE_COUNT) {
+        lock();
+        if (vg_sorted_overlap(&ranges, (uint64_t)(uintptr_t)address, 1, &range))
+            object = pin(range.value);
+        unlock();
+    }
+    int result = driver(handle, address);
+    if (result != VG_CUDA_SUCCESS) {
+        unpin(object);
+    } else if (object != NULL) {
+        lock();
+        name(*handle, object);
+        unlock();
+    }
     return result;
 }
 
 int vg_vmm_export(vg_fn_vmm_export driver, void *shareable, uint64_t handle, int type, uint64_t flags) {
     static uint64_t exports;
+    struct object *object = type == POSIX_FILE ? pin_handle(handle) : NULL;
     int result = driver(shareable, handle, type, flags);
-    if (result != VG_CUDA_SUCCESS || type != POSIX_FILE || vg_ready() != VG_MODE_COUNT)
-        return result;
-    int before = errno, file = *(int *)shareable;
-    lock();
-    struct object *object = vg_sorted_get(&handles, handle);
-    if (object != NULL) {
+    if (result == VG_CUDA_SUCCESS && object != NULL) {
+        int before = errno, file = *(int *)shareable;
+        lock();
         int mark = mark_of(file); /* the driver may have given the same open file as before */
         if (mark <= 0) {
             mark = object->mark > 0 ? object->mark : 1 + (int)(exports % LAST_MARK);
@@ -241,9 +270,10 @@ int vg_vmm_export(vg_fn_vmm_export driver, void *shareable, uint64_t handle, int
         object->mark = mark;
         object->file = file;
         object->exported = ++exports;
+        unlock();
+        errno = before;
     }
-    unlock();
-    errno = before;
+    unpin(object);
     return result;
 }
 
@@ -266,26 +296,36 @@ static struct object *exported_as(int file) {
     return best;
 }
 
-/* Memory of another process is that process's charge; here it only has to be told from what was made here. */
-int vg_vmm_import(vg_fn_vmm_import driver, uint64_t *handle, void *shared, int type) {
-    int result = driver(handle, shared, type);
-    if (result != VG_CUDA_SUCCESS || vg_ready() != VG_MODE_COUNT)
-        return result;
+static struct object *pin_export(int file) {
     int before = errno;
     lock();
-    struct object *object = vg_sorted_get(&handles, *handle);
-    if (object == NULL && type == POSIX_FILE)
-        object = exported_as((int)(intptr_t)shared);
-    if (object != NULL) {
-        if (refer(*handle, object))
-            vg_sorted_remove(&parked, object->exported);
-    } else if ((object = new_object()) != NULL) {
-        *object = (struct object){.device = -1};
-        if (!refer(*handle, object))
-            vg_sorted_block_free(object, sizeof *object);
-    }
+    struct object *object = pin(exported_as(file));
+    if (object != NULL)
+        vg_sorted_remove(&parked, object->exported);
     unlock();
     errno = before;
+    return object;
+}
+
+/* Memory of another process is that process's charge; here it only has to be told from what was made here. */
+int vg_vmm_import(vg_fn_vmm_import driver, uint64_t *handle, void *shared, int type) {
+    bool ours = type == POSIX_FILE && vg_ready() == VG_MODE_COUNT;
+    struct object *object = ours ? pin_export((int)(intptr_t)shared) : NULL, *unused = object;
+    int result = driver(handle, shared, type);
+    if (result == VG_CUDA_SUCCESS && vg_ready() == VG_MODE_COUNT) {
+        lock();
+        struct object *known = vg_sorted_get(&handles, *handle);
+        if (known != NULL && known != object)
+            object = pin(known);
+        else
+            unused = NULL;
+        if (object == NULL && (object = new_object()) != NULL)
+            *object = (struct object){.device = -1, .references = 1};
+        if (object != NULL)
+            name(*handle, object);
+        unlock();
+    }
+    unpin(unused);
     return result;
 }
 
