@@ -382,3 +382,46 @@ def test_a_directory_that_cannot_be_listed_hides_no_other(
         "uid-b_web": False,
     }
     assert sweep.errors == {"open_failed": 1}
+
+
+def lines(caplog: pytest.LogCaptureFixture, event: str) -> int:
+    return [record.message for record in caplog.records].count(event)
+
+
+def test_a_region_that_stays_unreadable_is_logged_once_and_again_after_ten_minutes(
+    host: Host, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    now = [1000.0]
+    tracker = Tracker(str(host.folder), clock=lambda: now[0])
+    path = host.store(b"four")
+    for _ in range(3):
+        assert tracker.sweep().errors == {"too_small": 1}
+    assert lines(caplog, "region.unreadable") == 1
+    now[0] += 600
+    tracker.sweep()
+    assert lines(caplog, "region.unreadable") == 2
+    path.write_bytes(bytes(64))
+    tracker.sweep()
+    assert lines(caplog, "region.unreadable") == 3, "another reason"
+    path.write_bytes(region())
+    tracker.sweep()
+    path.write_bytes(bytes(64))
+    tracker.sweep()
+    assert lines(caplog, "region.unreadable") == 4, "it was good meanwhile"
+
+
+def test_a_missing_directory_of_containers_is_logged_once_with_its_path(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "containers"
+    tracker = Tracker(str(folder), clock=lambda: 0.0)
+    for _ in range(3):
+        tracker.sweep()
+    assert lines(caplog, "containers.absent") == 1
+    assert vars(caplog.records[0])["path"] == str(folder)
+    folder.mkdir()
+    tracker.sweep()
+    folder.rmdir()
+    tracker.sweep()
+    assert lines(caplog, "containers.absent") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -266,6 +267,12 @@ async def test_54_host_pids_of_other_pods_are_counted_once(bench: Bench) -> None
     await bench.monitor.tick()
     await bench.monitor.tick()
     assert value(await bench.scrape(), "hami_monitor_foreign_hostpid_total") == 1
+    shutil.rmtree(bench.base / "containers/uid-a_web")
+    await bench.monitor.tick()
+    bench.directory("uid-a_web", region_bytes())
+    await bench.monitor.tick()
+    samples = await bench.scrape()
+    assert value(samples, "hami_monitor_foreign_hostpid_total") == 2, "what is gone is not remembered"
 
 
 def test_a_process_belongs_to_the_pod_that_its_cgroup_names(tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from hami.node.monitor.series import (
     add_self,
     is_ahead,
 )
+from hami.node.monitor.told import Told
 from hami.node.monitor.tracker import Sweep, Tracker
 from hami.node.monitor.utilization import UtilizationMeter, process_shares
 from hami.protocol.errors import ProtocolError
@@ -42,7 +43,6 @@ LATE_S: Final = 60.0
 SIZES_EVERY_S: Final = 60.0
 LARGE_BYTES: Final = 16 << 20
 LARGE_EVERY_S: Final = 3600.0
-_MAX_SEEN: Final = 10_000
 _MAX_PID_CHECKS: Final = 64
 
 log = logging.getLogger(__name__)
@@ -110,6 +110,7 @@ class Monitor:
         self._report = report
         self._clock = clock
         self._stale = StaleList(options.grace_s)
+        self._told = Told()
         self._said: dict[str, Said] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._limiter = EventLimiter()
@@ -315,17 +316,16 @@ class Monitor:
         }
 
     def _check_host_pids(self, sweep: Sweep) -> None:
-        """Keep the host PIDs that belong to their pod; count the others, each once."""
+        """Keep the host PIDs that belong to their pod; count the others, each once while it is claimed."""
         self._verified = {}
+        foreign: set[tuple[str, int]] = set()
         for directory, region in sweep.regions.items() if self._options.pod_cgroups else ():
             claimed = region.host_pids[:_MAX_PID_CHECKS] if region else ()
             own = {pid for pid in claimed if belongs_to_pod(pid, directory.pod_uid, self._options.proc)}
             self._verified[directory.name] = frozenset(own)
-            for claim in ((directory.name, pid) for pid in claimed if pid not in own):
-                if claim not in self._foreign:
-                    self._foreign_total += 1
-                    if len(self._foreign) < _MAX_SEEN:
-                        self._foreign.add(claim)
+            foreign |= {(directory.name, pid) for pid in claimed if pid not in own}
+        self._foreign_total += len(foreign - self._foreign)
+        self._foreign = foreign
 
     def _report_large(self, now: float) -> None:
         """A Warning event on the pod of a directory above 16 MiB, at most once an hour."""
@@ -363,6 +363,7 @@ class Monitor:
         mtimes = await asyncio.to_thread(self._garbage.mtimes)
         unknown = {name: mtime for name, mtime in mtimes.items() if name.partition("_")[0] not in known}
         candidates = self._stale.candidates(unknown, now)
+        self._told.retain(candidates)
         if not candidates:
             return
         confirmed = still_unknown(candidates, await self._list_uids())
@@ -374,7 +375,8 @@ class Monitor:
             try:
                 await asyncio.to_thread(self._garbage.remove, name)
             except (OSError, UnsafePathError) as error:
-                log.warning("garbage.failed", extra={"directory": name, "cause": str(error)})
+                if self._told.is_due(name, str(error), now):
+                    log.warning("garbage.failed", extra={"directory": name, "cause": str(error)})
                 continue
             self._removed += 1
             log.info("garbage.removed", extra={"directory": name})

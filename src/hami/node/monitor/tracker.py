@@ -21,6 +21,7 @@ from hami.node.monitor.files import (
     write_directory,
 )
 from hami.node.monitor.region import Region, RegionError
+from hami.node.monitor.told import Told
 
 KEEP_S: Final = 15.0
 
@@ -43,6 +44,7 @@ class Tracker:
         self._clock = clock
         self._lock = threading.Lock()
         self._good: dict[str, tuple[float, Region]] = {}
+        self._told = Told()
 
     def sweep(self) -> Sweep:
         """Read everything now; a missing directory of all containers means that there are none."""
@@ -51,8 +53,14 @@ class Tracker:
                 with open_containers(self._path) as containers:
                     return self._sweep(containers)
             except OSError as error:
-                log.debug("containers.absent", extra={"path": self._path, "cause": str(error)})
                 self._good.clear()
+                if self._told.is_due(self._path, str(error), self._clock()):
+                    advice = (
+                        "right before the first allocation; else HOOK_PATH is not that of the device plugin"
+                    )
+                    log.warning(
+                        "containers.absent", extra={"path": self._path, "cause": str(error), "advice": advice}
+                    )
                 return Sweep()
 
     def write(self, writes: Mapping[str, Writes]) -> None:
@@ -101,13 +109,17 @@ class Tracker:
             log.debug("containers.odd", extra={"names": list(odd[:20])})
         errors: Counter[str] = Counter()
         regions: dict[CacheDirectory, Region | None] = {}
+        bad: set[str] = set()
         now = self._clock()
         for directory in directories:
             try:
                 region = read_directory(containers, directory.name)
             except RegionError as error:
                 errors[error.reason] += 1
-                log.info("region.unreadable", extra={"reason": error.reason, "cause": str(error)})
+                bad.add(directory.name)
+                if self._told.is_due(directory.name, str(error), now):
+                    cause = {"directory": directory.name, "reason": error.reason, "cause": str(error)}
+                    log.info("region.unreadable", extra=cause)
                 at, last = self._good.get(directory.name, (float("-inf"), None))
                 regions[directory] = last if now - at <= KEEP_S else None
                 continue
@@ -118,6 +130,7 @@ class Tracker:
                 if region.bad_uuids:
                     errors["bad_uuid"] += region.bad_uuids
             regions[directory] = region
+        self._told.retain(bad)
         names = {directory.name for directory in directories}
         for name in [name for name in self._good if name not in names]:
             del self._good[name]
