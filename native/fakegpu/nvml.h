@@ -35,6 +35,9 @@ nvmlReturn_t fg_nvml_ready(void);
 /* The card of a handle: UNINITIALIZED, INVALID_ARGUMENT, NOT_SUPPORTED (a MIG device), GPU_IS_LOST, or
  * NVML_SUCCESS with *card set. */
 nvmlReturn_t fg_nvml_card(nvmlDevice_t device, struct fg_device **card);
+/* The same for a function whose other arguments are `valid`; else INVALID_ARGUMENT, where the card is fine.
+ */
+nvmlReturn_t fg_nvml_card_for(nvmlDevice_t device, int valid, struct fg_device **card);
 /* Handle of card number `card`; NULL if this container does not see it. */
 nvmlDevice_t fg_nvml_handle(uint32_t card);
 nvmlDevice_t fg_nvml_at(uint32_t index);

@@ -91,11 +91,9 @@ FG_NVML_NUMBER(nvmlDeviceGetRetiredPagesPendingStatus, unsigned, 0)
 
 FG_NVML(nvmlDeviceGetCudaComputeCapability, (nvmlDevice_t device, int *major, int *minor), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    nvmlReturn_t result = fg_nvml_card_for(device, major && minor, &card);
     if (result != NVML_SUCCESS)
         return result;
-    if (!major || !minor)
-        return NVML_ERROR_INVALID_ARGUMENT;
     *major = (int)fg_model_of(card)->major;
     *minor = (int)fg_model_of(card)->minor;
     return NVML_SUCCESS;
@@ -128,9 +126,7 @@ FG_NVML(nvmlDeviceGetPciInfo_v3, (nvmlDevice_t device, nvmlPciInfo_t *pci), {
 
 static nvmlReturn_t legacy_pci(nvmlDevice_t device, nvmlPciInfoLegacy_t *pci) {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && !pci)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = fg_nvml_card_for(device, pci != NULL, &card);
     if (result == NVML_SUCCESS)
         fill_pci(card, pci);
     return result;
@@ -143,9 +139,7 @@ FG_NVML(nvmlDeviceGetPciInfo_v2, (nvmlDevice_t device, nvmlPciInfoLegacy_t *pci)
 
 FG_NVML(nvmlDeviceGetTemperature, (nvmlDevice_t device, unsigned sensor, unsigned *value), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && (!value || sensor != 0))
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = fg_nvml_card_for(device, value && sensor == 0, &card);
     if (result == NVML_SUCCESS)
         *value = card->temperature_c;
     return result;
@@ -153,9 +147,7 @@ FG_NVML(nvmlDeviceGetTemperature, (nvmlDevice_t device, unsigned sensor, unsigne
 
 FG_NVML(nvmlDeviceGetTemperatureThreshold, (nvmlDevice_t device, unsigned kind, unsigned *value), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && !value)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = fg_nvml_card_for(device, value != NULL, &card);
     if (result == NVML_SUCCESS)
         *value = kind == 0 ? 92 : 89; /* shutdown, slow down */
     return result;
@@ -163,9 +155,7 @@ FG_NVML(nvmlDeviceGetTemperatureThreshold, (nvmlDevice_t device, unsigned kind, 
 
 static nvmlReturn_t clock_of(nvmlDevice_t device, unsigned kind, unsigned *value) {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && (!value || kind > 3))
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = fg_nvml_card_for(device, value && kind <= 3, &card);
     if (result == NVML_SUCCESS)
         *value = kind == 2 ? fg_model_of(card)->memory_clock_mhz : fg_model_of(card)->clock_mhz;
     return result;
@@ -180,9 +170,7 @@ FG_NVML(nvmlDeviceGetApplicationsClock, (nvmlDevice_t device, unsigned kind, uns
 
 FG_NVML(nvmlDeviceGetEccMode, (nvmlDevice_t device, unsigned *current, unsigned *pending), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && (!current || !pending))
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = fg_nvml_card_for(device, current && pending, &card);
     if (result == NVML_SUCCESS)
         *current = *pending = 1;
     return result;
@@ -191,9 +179,7 @@ FG_NVML(nvmlDeviceGetEccMode, (nvmlDevice_t device, unsigned *current, unsigned 
 FG_NVML(nvmlDeviceGetTotalEccErrors,
         (nvmlDevice_t device, unsigned kind, unsigned counter, unsigned long long *value), {
             struct fg_device *card;
-            nvmlReturn_t result = fg_nvml_card(device, &card);
-            if (result == NVML_SUCCESS && (!value || kind > 1 || counter > 1))
-                return NVML_ERROR_INVALID_ARGUMENT;
+            nvmlReturn_t result = fg_nvml_card_for(device, value && kind <= 1 && counter <= 1, &card);
             if (result == NVML_SUCCESS)
                 *value = 0;
             return result;
@@ -204,9 +190,8 @@ FG_NVML(nvmlDeviceGetRemappedRows,
          unsigned *failed),
         {
             struct fg_device *card;
-            nvmlReturn_t result = fg_nvml_card(device, &card);
-            if (result == NVML_SUCCESS && (!corrected || !uncorrected || !pending || !failed))
-                return NVML_ERROR_INVALID_ARGUMENT;
+            nvmlReturn_t result =
+                fg_nvml_card_for(device, corrected && uncorrected && pending && failed, &card);
             if (result == NVML_SUCCESS && fg_model_of(card)->architecture < 7)
                 return NVML_ERROR_NOT_SUPPORTED;
             if (result == NVML_SUCCESS)
@@ -216,9 +201,7 @@ FG_NVML(nvmlDeviceGetRemappedRows,
 
 FG_NVML(nvmlDeviceGetPcieThroughput, (nvmlDevice_t device, unsigned counter, unsigned *value), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && (!value || counter > 1))
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = fg_nvml_card_for(device, value && counter <= 1, &card);
     if (result == NVML_SUCCESS)
         *value = 0;
     return result;

@@ -54,6 +54,11 @@ nvmlReturn_t fg_nvml_card(nvmlDevice_t device, struct fg_device **card) {
     return (*card)->lost ? NVML_ERROR_GPU_IS_LOST : NVML_SUCCESS;
 }
 
+nvmlReturn_t fg_nvml_card_for(nvmlDevice_t device, int valid, struct fg_device **card) {
+    nvmlReturn_t result = fg_nvml_card(device, card);
+    return result == NVML_SUCCESS && !valid ? NVML_ERROR_INVALID_ARGUMENT : result;
+}
+
 nvmlDevice_t fg_nvml_at(uint32_t index) {
     return index < fg.visible_count ? &handles[index] : NULL;
 }

@@ -34,6 +34,12 @@ nvmlReturn_t fg_nvml_mig(nvmlDevice_t device, struct fg_device **card, struct fg
     return (*card)->lost ? NVML_ERROR_GPU_IS_LOST : (*compute)->in_use ? NVML_SUCCESS : NVML_ERROR_NOT_FOUND;
 }
 
+static nvmlReturn_t mig_for(nvmlDevice_t device, int valid, struct fg_device **card,
+                            struct fg_mig_compute **compute) {
+    nvmlReturn_t result = fg_nvml_mig(device, card, compute);
+    return result == NVML_SUCCESS && !valid ? NVML_ERROR_INVALID_ARGUMENT : result;
+}
+
 nvmlDevice_t fg_nvml_mig_handle(uint32_t card, uint32_t compute) {
     devices[card][compute] = (struct fg_nvml_device){.magic = DEVICE_MAGIC, .index = compute, .card = card};
     return &devices[card][compute];
@@ -101,11 +107,9 @@ static uint32_t number_of(const struct fg_device *card) {
 
 FG_NVML(nvmlDeviceGetMigMode, (nvmlDevice_t device, unsigned *current, unsigned *pending), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    nvmlReturn_t result = fg_nvml_card_for(device, current && pending, &card);
     if (result != NVML_SUCCESS)
         return result;
-    if (!current || !pending)
-        return NVML_ERROR_INVALID_ARGUMENT;
     if (!fg_model_of(card)->mig_capable)
         return NVML_ERROR_NOT_SUPPORTED;
     *current = card->mig_mode;
@@ -116,11 +120,9 @@ FG_NVML(nvmlDeviceGetMigMode, (nvmlDevice_t device, unsigned *current, unsigned 
 /* Changes at once, unless the state says that this needs a reset (fakegpud set CARD mig_needs_reset 1). */
 FG_NVML(nvmlDeviceSetMigMode, (nvmlDevice_t device, unsigned mode, nvmlReturn_t *activation), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    nvmlReturn_t result = fg_nvml_card_for(device, activation && mode <= 1, &card);
     if (result != NVML_SUCCESS)
         return result;
-    if (!activation || mode > 1)
-        return NVML_ERROR_INVALID_ARGUMENT;
     if (!fg_model_of(card)->mig_capable)
         return NVML_ERROR_NOT_SUPPORTED;
     int busy = fg_mig_in_use(number_of(card), ~0u);
@@ -451,9 +453,7 @@ FG_NVML(nvmlDeviceIsMigDeviceHandle, (nvmlDevice_t device, unsigned *is_mig), {
 FG_NVML(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t device, nvmlDevice_t *parent), {
     struct fg_device *card;
     struct fg_mig_compute *compute;
-    nvmlReturn_t result = fg_nvml_mig(device, &card, &compute);
-    if (result == NVML_SUCCESS && !parent)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = mig_for(device, parent != NULL, &card, &compute);
     if (result == NVML_SUCCESS)
         *parent = fg_nvml_handle(number_of(card));
     return result;
@@ -462,9 +462,7 @@ FG_NVML(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, (nvmlDevice_t device, nvml
 FG_NVML(nvmlDeviceGetGpuInstanceId, (nvmlDevice_t device, unsigned *id), {
     struct fg_device *card;
     struct fg_mig_compute *compute;
-    nvmlReturn_t result = fg_nvml_mig(device, &card, &compute);
-    if (result == NVML_SUCCESS && !id)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = mig_for(device, id != NULL, &card, &compute);
     if (result == NVML_SUCCESS)
         *id = card->mig_gpus[compute->gpu].id;
     return result;
@@ -473,9 +471,7 @@ FG_NVML(nvmlDeviceGetGpuInstanceId, (nvmlDevice_t device, unsigned *id), {
 FG_NVML(nvmlDeviceGetComputeInstanceId, (nvmlDevice_t device, unsigned *id), {
     struct fg_device *card;
     struct fg_mig_compute *compute;
-    nvmlReturn_t result = fg_nvml_mig(device, &card, &compute);
-    if (result == NVML_SUCCESS && !id)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = mig_for(device, id != NULL, &card, &compute);
     if (result == NVML_SUCCESS)
         *id = compute->id;
     return result;

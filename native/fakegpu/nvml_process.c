@@ -18,11 +18,9 @@ static void memory(const struct fg_device *card, nvmlMemory_v2_t *info) {
 FG_NVML(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t *info), {
     struct fg_device *card;
     nvmlMemory_v2_t now;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    nvmlReturn_t result = fg_nvml_card_for(device, info != NULL, &card);
     if (result != NVML_SUCCESS)
         return result;
-    if (!info)
-        return NVML_ERROR_INVALID_ARGUMENT;
     memory(card, &now); /* version 1 counts the reserve as used */
     *info = (nvmlMemory_t){.total = now.total, .free = now.free, .used = now.used + now.reserved};
     return NVML_SUCCESS;
@@ -30,11 +28,9 @@ FG_NVML(nvmlDeviceGetMemoryInfo, (nvmlDevice_t device, nvmlMemory_t *info), {
 
 FG_NVML(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t *info), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    nvmlReturn_t result = fg_nvml_card_for(device, info != NULL, &card);
     if (result != NVML_SUCCESS)
         return result;
-    if (!info)
-        return NVML_ERROR_INVALID_ARGUMENT;
     if (info->version != NVML_MEMORY_V2)
         return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
     memory(card, info);
@@ -43,9 +39,7 @@ FG_NVML(nvmlDeviceGetMemoryInfo_v2, (nvmlDevice_t device, nvmlMemory_v2_t *info)
 
 FG_NVML(nvmlDeviceGetBAR1MemoryInfo, (nvmlDevice_t device, nvmlBAR1Memory_t *info), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && !info)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = fg_nvml_card_for(device, info != NULL, &card);
     if (result == NVML_SUCCESS)
         *info = (nvmlBAR1Memory_t){
             .bar1Total = 128ull << 30, .bar1Free = (128ull << 30) - (2 << 20), .bar1Used = 2 << 20};
@@ -180,11 +174,9 @@ static uint64_t stamp(uint64_t sample) {
 
 FG_NVML(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t *rates), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    nvmlReturn_t result = fg_nvml_card_for(device, rates != NULL, &card);
     if (result != NVML_SUCCESS)
         return result;
-    if (!rates)
-        return NVML_ERROR_INVALID_ARGUMENT;
     fg_lock_device(card);
     unsigned gpu = card->util[newest_sample(card) % FG_SAMPLES] + card->extra_util;
     fg_unlock_device(card);
@@ -195,9 +187,7 @@ FG_NVML(nvmlDeviceGetUtilizationRates, (nvmlDevice_t device, nvmlUtilization_t *
 
 static nvmlReturn_t codec(nvmlDevice_t device, unsigned *value, unsigned *period) {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && (!value || !period))
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = fg_nvml_card_for(device, value && period, &card);
     if (result == NVML_SUCCESS) {
         *value = 0;
         *period = (unsigned)(fg.shared->sample_ns / 1000);
@@ -237,11 +227,9 @@ FG_NVML(nvmlDeviceGetProcessUtilization,
          unsigned long long since),
         {
             struct fg_device *card;
-            nvmlReturn_t result = fg_nvml_card(device, &card);
+            nvmlReturn_t result = fg_nvml_card_for(device, count != NULL, &card);
             if (result != NVML_SUCCESS)
                 return result;
-            if (!count)
-                return NVML_ERROR_INVALID_ARGUMENT;
             unsigned room = records ? *count : 0;
             unsigned there = busy_processes(card, since, records, room);
             *count = there;
@@ -254,11 +242,9 @@ FG_NVML(nvmlDeviceGetProcessesUtilizationInfo, (nvmlDevice_t device, nvmlProcess
         {
             static _Thread_local nvmlProcessUtilizationSample_t found[FG_MAX_CHANNELS];
             struct fg_device *card;
-            nvmlReturn_t result = fg_nvml_card(device, &card);
+            nvmlReturn_t result = fg_nvml_card_for(device, info != NULL, &card);
             if (result != NVML_SUCCESS)
                 return result;
-            if (!info)
-                return NVML_ERROR_INVALID_ARGUMENT;
             if (info->version != (sizeof *info | 1u << 24))
                 return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
             unsigned room = info->procUtilArray ? info->processSamplesCount : 0;
@@ -282,11 +268,9 @@ FG_NVML(nvmlDeviceGetSamples,
          nvmlSample_t *samples),
         {
             struct fg_device *card;
-            nvmlReturn_t result = fg_nvml_card(device, &card);
+            nvmlReturn_t result = fg_nvml_card_for(device, type && count, &card);
             if (result != NVML_SUCCESS)
                 return result;
-            if (!type || !count)
-                return NVML_ERROR_INVALID_ARGUMENT;
             if (kind != 1 && kind != 2)
                 return NVML_ERROR_NOT_SUPPORTED;
             unsigned there = 0;

@@ -34,11 +34,9 @@ FG_NVML(nvmlDeviceGetP2PStatus, (nvmlDevice_t one, nvmlDevice_t other, unsigned 
  * down unless `state` asks for just that. */
 static nvmlReturn_t link_peer(nvmlDevice_t device, unsigned link, const void *to, int state, unsigned *peer) {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    nvmlReturn_t result = fg_nvml_card_for(device, to && link < FG_MAX_LINKS, &card);
     if (result != NVML_SUCCESS)
         return result;
-    if (!to || link >= FG_MAX_LINKS)
-        return NVML_ERROR_INVALID_ARGUMENT;
     *peer = card->link_peer[link];
     return link < card->link_count && (state || *peer != FG_LINK_DOWN) ? NVML_SUCCESS
                                                                        : NVML_ERROR_NOT_SUPPORTED;
@@ -77,9 +75,7 @@ FG_NVML(nvmlDeviceGetNvLinkRemoteDeviceType, (nvmlDevice_t device, unsigned link
 
 FG_NVML(nvmlDeviceGetNvLinkVersion, (nvmlDevice_t device, unsigned link, unsigned *version), {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
-    if (result == NVML_SUCCESS && !version)
-        return NVML_ERROR_INVALID_ARGUMENT;
+    nvmlReturn_t result = fg_nvml_card_for(device, version != NULL, &card);
     if (result == NVML_SUCCESS && link >= card->link_count)
         return NVML_ERROR_NOT_SUPPORTED;
     if (result == NVML_SUCCESS)
@@ -89,11 +85,9 @@ FG_NVML(nvmlDeviceGetNvLinkVersion, (nvmlDevice_t device, unsigned link, unsigne
 
 static nvmlReturn_t affinity(nvmlDevice_t device, unsigned size, unsigned long *set, unsigned long value) {
     struct fg_device *card;
-    nvmlReturn_t result = fg_nvml_card(device, &card);
+    nvmlReturn_t result = fg_nvml_card_for(device, set && size != 0, &card);
     if (result != NVML_SUCCESS)
         return result;
-    if (!set || size == 0)
-        return NVML_ERROR_INVALID_ARGUMENT;
     memset(set, 0, size * sizeof *set);
     set[0] = value == 0 ? 1ul << card->numa_node : value;
     return NVML_SUCCESS;
