@@ -12,6 +12,8 @@ import pytest
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.errors import TransportError
+from hami.scheduler.core.answers import PodRequest
+from hami.scheduler.core.state import ClusterState
 from hami.scheduler.edge import pending as pending_module
 from hami.scheduler.edge.leader import Leadership
 from hami.scheduler.edge.pending import PendingPods
@@ -199,3 +201,49 @@ def test_no_more_pods_are_remembered_than_the_limit(lab: Lab, monkeypatch: pytes
     for number in range(5):
         pending.rejected(lab.request(lab.pod(f"p{number}")))
     assert len(pending) == 3
+
+
+@pytest.mark.parametrize("fits", [False, True])
+async def test_of_pods_that_ask_for_the_same_one_is_tried(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, fits: bool
+) -> None:
+    """A long queue mostly asks for the same: a trial for each takes the loop from those that are placed."""
+    tried: list[str] = []
+    fits_now = ClusterState.fits_now
+
+    def counted(self: ClusterState, request: PodRequest) -> bool:
+        tried.append(request.info.name)
+        return fits_now(self, request)
+
+    monkeypatch.setattr(ClusterState, "fits_now", counted)
+    full(lab)
+    lab.node("n2", lab.card("b"))
+    lab.quota("poor", gpumem=100)
+    client = Patches()
+    pending = PendingPods(client, lab.state, Leadership("h", electing=False), clock=lambda: 0.0)
+    size = 500 if fits else 9000
+    for number in range(100):
+        pending.rejected(lab.request(lab.pod(f"p{number}", lab.container(mem=size))))
+    pending.rejected(lab.request(lab.pod("poor", lab.container(mem=size), namespace="poor")))
+    assert await pending.touch_fitting() == 0, "they were at /filter a moment ago"
+    assert tried == ["p0", "poor"]
+
+
+async def test_what_is_freed_during_a_pass_is_seen_by_the_rest_of_it(lab: Lab) -> None:
+    full(lab)
+    client = Patches()
+    now = [0.0]
+    pending = PendingPods(client, lab.state, Leadership("h", electing=False), clock=lambda: now[0])
+    for name in ("before", "large", "after"):
+        pending.rejected(lab.request(lab.pod(name, lab.container(mem=8000 if name != "large" else 9000))))
+    now[0] = 10.0
+    fits_now = ClusterState.fits_now
+
+    def freeing(request: PodRequest) -> bool:
+        if request.info.name == "large":
+            pod_ends(lab)
+        return fits_now(lab.state, request)
+
+    lab.state.fits_now = freeing
+    await pending.touch_fitting()
+    assert client.names == ["after"]

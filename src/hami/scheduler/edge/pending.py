@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from hami.kube.client import Client
@@ -102,6 +102,7 @@ class PendingPods:
         self._freed_seen = self._state.freed
         self._unfinished = False
         touched = 0
+        trials = _Trials(self._state)
         started = time.perf_counter()
         for uid in list(self._pods):
             waiting = self._pods.get(uid)
@@ -110,7 +111,7 @@ class PendingPods:
             if touched >= _TOUCHES_PER_PASS:
                 self._unfinished = True
                 break
-            if waiting.outdated or self._state.fits_now(waiting.request):
+            if waiting.outdated or trials.fits(waiting.request):
                 if self._is_due(waiting):
                     await self._touch(waiting)
                     touched += 1
@@ -144,3 +145,27 @@ class PendingPods:
             log.warning(
                 "pending.touch_failed", extra={"pod": f"{info.namespace}/{info.name}", "reason": str(error)}
             )
+
+
+class _Trials:
+    """Trial fits of one pass. A queue of thousands asks for few different things: who asks for the same gets
+    the same answer, as long as nothing was freed for a refusal, as nothing has changed at all for a fit."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+        self._refused: dict[Hashable, int] = {}
+        self._fitted: dict[Hashable, int] = {}
+
+    def fits(self, request: PodRequest) -> bool:
+        key = (request.signature, request.info.namespace)
+        version, freed = self._state.version, self._state.freed
+        if self._refused.get(key) == freed:
+            return False
+        if self._fitted.get(key) == version:
+            return True
+        fits = self._state.fits_now(request)
+        if fits:
+            self._fitted[key] = version
+        else:
+            self._refused[key] = freed
+        return fits
