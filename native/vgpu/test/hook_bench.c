@@ -2,22 +2,14 @@
  * the one that is measured. Prints "ready", then for each line "go" read one line "LAUNCH PAIR": the median
  * time of one launch and of one allocation with its free over the batches of the round, ns. */
 #define _GNU_SOURCE
+#include "driver_calls.h"
+
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-extern int cuInit(unsigned);
-extern int cuDevicePrimaryCtxRetain(void **, int);
-extern int cuCtxSetCurrent(void *);
-extern int cuMemAlloc_v2(uint64_t *, size_t);
-extern int cuMemFree_v2(uint64_t);
-extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                          void *, void **, void **);
-extern int cuModuleLoadData(void **, const void *);
-extern int cuModuleGetFunction(void **, void *, const char *);
 
 enum { BURST = 64, PAIRS = 64, BATCHES = 41 };
 

@@ -6,26 +6,14 @@
  *   graphs  the same graph without end, never waited for
  * Prints "ready" after the first batch. */
 #define _GNU_SOURCE
+#include "driver_calls.h"
+
 #include <poll.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-extern int cuInit(unsigned);
-extern int cuDevicePrimaryCtxRetain(void **, int);
-extern int cuCtxSetCurrent(void *);
-extern int cuCtxSynchronize(void);
-extern int cuModuleLoadData(void **, const void *);
-extern int cuModuleGetFunction(void **, void *, const char *);
-extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                          void *, void **, void **);
-extern int cuStreamCreate(void **, unsigned);
-extern int cuStreamBeginCapture_v2(void *, int);
-extern int cuStreamEndCapture(void *, void **);
-extern int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
-extern int cuGraphLaunch(void *, void *);
 
 enum { NODES = 20, PAUSE_MS = 100 };
 static const uint64_t batch_ns = 1000000, burst_ns = 300000000;

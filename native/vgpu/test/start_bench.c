@@ -3,6 +3,8 @@
  * "go2" and times its first primary context, and ends at that of "go3". A step's result goes to the pipe
  * "done" as one line of LINE bytes: "STEP NUMBER PID RESULT NANOSECONDS". */
 #define _GNU_SOURCE
+#include "driver_calls.h"
+
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -12,9 +14,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-extern int cuInit(unsigned);
-extern int cuDevicePrimaryCtxRetain(void **, int);
 
 enum { STEPS = 3, LINE = 64 };
 

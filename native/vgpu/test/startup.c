@@ -2,15 +2,14 @@
  * prints the nanoseconds of cuInit, waits until the pipe of its first argument ends, prints those of the
  * context, and stays until the pipe of its second argument ends. bench/startup.py starts many of them. */
 #define _GNU_SOURCE
+#include "driver_calls.h"
+
 #include <inttypes.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 #include <unistd.h>
-
-extern int cuInit(unsigned);
-extern int cuDevicePrimaryCtxRetain(void **, int);
 
 static uint64_t now(void) {
     struct timespec t;

@@ -3,6 +3,8 @@
  * line: the results that nobody expects. What it holds stays until it is freed in a later round. Any other
  * line ends it. */
 #define _GNU_SOURCE
+#include "driver_calls.h"
+
 #include <inttypes.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -13,24 +15,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-extern int cuInit(unsigned);
-extern int cuDevicePrimaryCtxRetain(void **, int);
-extern int cuCtxSetCurrent(void *);
-extern int cuCtxSynchronize(void);
-extern int cuMemAlloc_v2(uint64_t *, size_t);
-extern int cuMemAllocManaged(uint64_t *, size_t, unsigned);
-extern int cuMemAllocPitch_v2(uint64_t *, size_t *, size_t, size_t, unsigned);
-extern int cuMemFree_v2(uint64_t);
-extern int cuMemAllocAsync(uint64_t *, size_t, void *);
-extern int cuMemFreeAsync(uint64_t, void *);
-extern int cuMemCreate(uint64_t *, size_t, const void *, uint64_t);
-extern int cuMemRelease(uint64_t);
-extern int cuMemGetInfo_v2(size_t *, size_t *);
-extern int cuModuleLoadData(void **, const void *);
-extern int cuModuleGetFunction(void **, void *, const char *);
-extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                          void *, void **, void **);
 
 enum { MAX_THREADS = 16, BLOCKS = 24, OUT_OF_MEMORY = 2, GRANULE = 2 << 20 };
 enum kind { KIND_NONE, KIND_PLAIN, KIND_MANAGED, KIND_ASYNC, KIND_PHYSICAL };

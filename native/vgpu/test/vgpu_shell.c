@@ -2,6 +2,8 @@
  * "RESULT VALUE...". First argument: how it reaches the driver: link, dlsym, proc1 or proc2
  * (cuGetProcAddress). */
 #define _GNU_SOURCE
+#include "driver_calls.h"
+
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -15,36 +17,6 @@
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
-
-extern int cuInit(unsigned);
-extern int cuGetProcAddress(const char *, void **, int, uint64_t);
-extern int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
-extern int cuDevicePrimaryCtxRetain(void **, int);
-extern int cuDevicePrimaryCtxRelease_v2(int);
-extern int cuDevicePrimaryCtxReset_v2(int);
-extern int cuCtxSetCurrent(void *);
-extern int cuCtxSynchronize(void);
-extern int cuMemAlloc_v2(uint64_t *, size_t);
-extern int cuMemAllocManaged(uint64_t *, size_t, unsigned);
-extern int cuMemAllocPitch_v2(uint64_t *, size_t *, size_t, size_t, unsigned);
-extern int cuMemFree_v2(uint64_t);
-extern int cuMemAllocAsync(uint64_t *, size_t, void *);
-extern int cuMemFreeAsync(uint64_t, void *);
-extern int cuMemCreate(uint64_t *, size_t, const void *, uint64_t);
-extern int cuMemRelease(uint64_t);
-extern int cuMemAddressReserve(uint64_t *, size_t, size_t, uint64_t, uint64_t);
-extern int cuMemMap(uint64_t, size_t, size_t, uint64_t, uint64_t);
-extern int cuMemUnmap(uint64_t, size_t);
-extern int cuMemExportToShareableHandle(void *, uint64_t, int, uint64_t);
-extern int cuMemImportFromShareableHandle(uint64_t *, void *, int);
-extern int cuArrayCreate_v2(void **, const void *);
-extern int cuArrayDestroy(void *);
-extern int cuMemGetInfo_v2(size_t *, size_t *);
-extern int cuDeviceTotalMem_v2(size_t *, int);
-extern int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
-                          void *, void **, void **);
-extern int cuModuleLoadData(void **, const void *);
-extern int cuModuleGetFunction(void **, void *, const char *);
 
 /* One row per function: its exported symbol, the name and version for cuGetProcAddress, the linked function.
  */
@@ -279,6 +251,32 @@ static int in_threads(uint64_t count, uint64_t milliseconds, uint64_t largest) {
     return result;
 }
 
+/* A thread that is cancelled at the first chance while it allocates, or launches. */
+static void *cancelled(void *bytes) {
+    uint64_t pointer;
+    CALL(F_CURRENT, (void *), work.context);
+    pthread_cancel(pthread_self());
+    if (bytes != NULL)
+        CALL(F_ALLOC, (uint64_t *, size_t), &pointer, (size_t)(uintptr_t)bytes);
+    else
+        launch(1, 10, 128);
+    pthread_testcancel();
+    return NULL;
+}
+
+/* So many, one after the other. */
+static int cancel_threads(uint64_t count, uint64_t bytes) {
+    int result = CALL(F_RETAIN, (void **, int), &work.context, 0);
+    for (uint64_t i = 0; i < count && result == 0; i++) {
+        pthread_t thread;
+        void *answer = NULL;
+        pthread_create(&thread, NULL, cancelled, (void *)(uintptr_t)bytes);
+        pthread_join(thread, &answer);
+        result = answer == PTHREAD_CANCELED ? 0 : -1;
+    }
+    return result;
+}
+
 /* Forks short-lived children while threads allocate and launch. */
 static int fork_storm(uint64_t count) {
     pthread_t threads[4];
@@ -431,6 +429,8 @@ static int obey(const char *command, uint64_t a, uint64_t b, uint64_t c, uint64_
         result = 0;
     } else if (strcmp(command, "threads") == 0) {
         result = in_threads(a, b, c);
+    } else if (strcmp(command, "cancel") == 0) {
+        result = cancel_threads(a, b);
     } else if (strcmp(command, "forkstorm") == 0) {
         result = fork_storm(a);
     } else if (strcmp(command, "fork") == 0) {
