@@ -32,11 +32,13 @@ def open_directory(path: str | Path, owner: int | None = None, parent: int | Non
     With ``owner`` it must belong to that UID; with ``parent``, the descriptor of its parent, it is found
     there. Raises :class:`UnsafePathError`, and ``FileNotFoundError`` if absent.
     """
+    name = path if parent is None else Path(path).name
     try:
-        descriptor = os.open(path if parent is None else Path(path).name, _DIRECTORY_FLAGS, dir_fd=parent)
+        descriptor = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR):
-            raise UnsafePathError(f"{path} is not a directory") from error
+            found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+            raise UnsafePathError(f"{path} is a {kind_name(found.st_mode)}, not a directory") from error
         raise
     try:
         if owner is not None:

@@ -87,6 +87,45 @@ def test_a_planted_link_is_not_followed(paths: HostPaths, source: Path, tmp_path
     assert Path(paths.preload).read_text() == "/usr/local/vgpu/libvgpu.so\n"
 
 
+def test_what_a_runtime_made_of_a_missing_mount_source_is_replaced(paths: HostPaths, source: Path) -> None:
+    places = Path(paths.library_candidates[0]), Path(paths.preload)
+    for place in places:
+        place.mkdir(parents=True)
+    install(source, paths)
+    assert [place.is_file() for place in places] == [True, True]
+
+
+@pytest.mark.parametrize("what", ["preload", "library"])
+def test_a_directory_with_something_in_it_stays_and_is_named(
+    paths: HostPaths, source: Path, what: str
+) -> None:
+    path = paths.preload if what == "preload" else paths.library_candidates[0]
+    kept = Path(path, "kept")
+    kept.mkdir(parents=True)
+    with pytest.raises((OSError, UnsafePathError), match=path):
+        install(source, paths)
+    assert kept.exists()
+
+
+def test_files_that_users_in_containers_cannot_read_are_installed_anew(
+    paths: HostPaths, source: Path
+) -> None:
+    """The loader goes on without a library that it cannot read: there would be no limits."""
+    install(source, paths)
+    places = Path(paths.library_candidates[0]), Path(paths.preload)
+    for place in places:
+        place.chmod(0o600)
+    install(source, paths)
+    assert [stat.S_IMODE(place.stat().st_mode) for place in places] == [0o644, 0o644]
+
+
+def test_a_folder_that_is_a_link_is_named_as_that(paths: HostPaths, source: Path, tmp_path: Path) -> None:
+    Path(paths.host(paths.hook)).mkdir(parents=True)
+    Path(paths.host(paths.vgpu)).symlink_to(tmp_path)
+    with pytest.raises(UnsafePathError, match="vgpu is a symlink"):
+        install(source, paths)
+
+
 def test_the_install_command_says_where_the_library_is(tmp_path: Path, source: Path) -> None:
     arguments = ["--library", str(source), "--host-root", str(tmp_path)]
     result = CliRunner().invoke(install_library.command, arguments, env={"HOOK_PATH": "/opt"})

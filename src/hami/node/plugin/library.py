@@ -6,8 +6,11 @@ here, because running containers hold the file of the version they were started 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import posixpath
+import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -36,6 +39,9 @@ def install(source: Path, paths: HostPaths) -> HostPaths:
     Nothing is written if it is right already. Raises ``OSError`` or :class:`UnsafePathError`.
     """
     content = read_regular(str(source), MAX_LIBRARY_BYTES)
+    for path in (paths.library_candidates[0], paths.preload):
+        with contextlib.suppress(OSError):
+            os.rmdir(path)  # noqa: PTH106 - an empty one is what a runtime makes of a missing mount source
     placed = _place(paths, hashlib.sha256(content).hexdigest())
     target = placed.library_candidates[0]
     for directory in (paths.host(paths.vgpu), paths.host(paths.library_folder), posixpath.dirname(target)):
@@ -87,10 +93,19 @@ def _sum(path: str) -> str:
 
 def _write_if_different(path: str, content: bytes, owner: int) -> None:
     folder, name = posixpath.split(path)
-    try:
-        if read_regular(path, MAX_LIBRARY_BYTES) == content:
-            return
-    except (FileNotFoundError, UnsafePathError):
-        pass
     with open_directory(folder, owner) as directory:
-        replace_file(directory, name, content, _MODE)
+        if not _is_right(path, content):
+            try:
+                replace_file(directory, name, content, _MODE)
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, path) from error
+
+
+def _is_right(path: str, content: bytes) -> bool:
+    """Whether a file has this content, and users without rights in containers can read it."""
+    try:
+        return (
+            read_regular(path, MAX_LIBRARY_BYTES) == content and stat.S_IMODE(os.lstat(path).st_mode) == _MODE
+        )
+    except (FileNotFoundError, UnsafePathError):
+        return False
