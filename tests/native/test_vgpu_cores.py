@@ -69,6 +69,17 @@ def test_a_program_that_never_synchronises_has_few_launches_under_way(node: Node
     assert 1 < process["on"][0]["most_queued"] <= 8
 
 
+def test_threads_that_are_cancelled_while_they_wait_leave_the_limit_in_force(node: Node) -> None:
+    """What they were to be measured by is there for others afterwards."""
+    shell = launcher(node, ns=5_000_000, CUDA_DEVICE_SM_LIMIT="20")
+    shell.must("launchfor 1500 10 128")
+    shell.must("sync")
+    shell.must("cancel 8 0")
+    shell.must("kernel 5000001")
+    spent = spend(node, [shell])
+    assert spent.is_about(20), spent
+
+
 def test_two_processes_of_a_container_share_the_limit(node: Node) -> None:
     """A59."""
     shells = [launcher(node, CUDA_DEVICE_SM_LIMIT="30") for _ in range(2)]

@@ -371,6 +371,18 @@ def test_a_child_forked_before_cuinit_has_limits_of_its_own(node: Node) -> None:
     assert shell.ask(f"alloc {65 * MIB}")[0] == OUT_OF_MEMORY
 
 
+def test_a_thread_that_is_cancelled_while_it_asks_for_memory_leaves_no_lock_behind(node: Node) -> None:
+    """Neither for its own process, which would stop, nor for the container's others."""
+    shell = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    other = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="64m").start()
+    shell.must("alloc 512")
+    shell.must(f"cancel 1 {64 * MIB}")
+    assert shell.ask(f"alloc {64 * MIB}")[0] == OUT_OF_MEMORY
+    other.must(f"alloc {32 * MIB}")
+    assert shell.ask("fork 0")[0] == 0
+    assert sum(read_usage(node.region()).values()) == 32 * MIB + 512
+
+
 def test_a_program_that_closes_all_descriptors_keeps_its_slot(node: Node) -> None:
     """A76."""
     holder = node.shell(CUDA_DEVICE_MEMORY_LIMIT_0="1024m").start()

@@ -9,6 +9,7 @@
 #include "watch.h"
 
 #include <errno.h>
+#include <pthread.h>
 
 static const uint64_t slice_ns = 200000, nap_ns = 500000, long_nap_ns = 100000000u, poll_ns = 10000000u;
 static const uint64_t longest_wait_ns = 30000000000u, marker_wait_ns = 1000000000u;
@@ -202,10 +203,17 @@ static void pay(struct vg_launch *launch, uintptr_t function, uint64_t work, int
     uint64_t charge = known ? atomic_load(&cost->ns) : start_value(function, work, device);
     if (cost != NULL && countdown <= 1) {
         launch->marker = wait_for_marker(cost, device, charge, vg_cost_pending(cost, countdown));
+        if (launch->marker != NULL)
+            pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &launch->cancel_state);
         if (known && launch->marker == NULL)
             vg_cost_postpone(cost, countdown);
     }
     pay_from_slice(device, charge);
+}
+
+static void without_marker(struct vg_launch *launch) {
+    launch->marker = NULL;
+    pthread_setcancelstate(launch->cancel_state, NULL);
 }
 
 int vg_gate_enter(struct vg_launch *launch, uintptr_t function, uint64_t work, void *stream) {
@@ -219,15 +227,17 @@ int vg_gate_enter(struct vg_launch *launch, uintptr_t function, uint64_t work, v
     if (device >= 0 && vg_core_limit(device) != 0 && !vg_gate_capturing(stream)) {
         pay(launch, function, work, device);
         if (launch->marker != NULL && !vg_marker_start(launch->marker, stream))
-            launch->marker = NULL;
+            without_marker(launch);
     }
     errno = saved;
     return VG_CUDA_SUCCESS;
 }
 
 void vg_gate_leave(struct vg_launch *launch, int result) {
-    if (launch->marker != NULL)
-        vg_marker_stop(launch->marker, launch->stream, result == VG_CUDA_SUCCESS);
+    if (launch->marker == NULL)
+        return;
+    vg_marker_stop(launch->marker, launch->stream, result == VG_CUDA_SUCCESS);
+    without_marker(launch);
 }
 
 /* One kernel on several devices at once: each device pays its part, none is measured. */

@@ -48,6 +48,7 @@ static inline bool vg_gate_open(uintptr_t function, uint64_t work) {
 /* One launch on the slow path. */
 struct vg_launch {
     struct vg_marker *marker; /* NULL: not measured */
+    int cancel_state;         /* of the thread, which is not cancelled while it has a marker */
     void *stream;
 };
 

@@ -22,6 +22,21 @@ enum { MAX_KEPT = 4, PAGE = 4096 };
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool no_ofd, missed;
 static int kept[MAX_KEPT]; /* descriptor + 1 */
+static int cancel_state;   /* of the thread that has the mutex */
+
+/* A thread that is cancelled does not end with the mutex, nor with a lock of the container. */
+static void hold(void) {
+    int before;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+    pthread_mutex_lock(&mutex);
+    cancel_state = before;
+}
+
+static void allow(void) {
+    int before = cancel_state;
+    pthread_mutex_unlock(&mutex);
+    pthread_setcancelstate(before, NULL);
+}
 
 int vg_open_to_map(const char *path, int flags) {
     static _Atomic bool refused;
@@ -73,19 +88,19 @@ bool vg_lock_lives(void) {
 
 enum vg_lock_result vg_section_try(struct vg_section *section, const struct vg_lock_file *file, off_t byte) {
     *section = (struct vg_section){.file = file, .fd = -1, .byte = byte};
-    pthread_mutex_lock(&mutex);
+    hold();
     if (file->path == NULL)
         return VG_LOCK_GRANTED;
     section->fd = open_checked(file);
     if (section->fd < 0) {
-        pthread_mutex_unlock(&mutex);
+        allow();
         return VG_LOCK_FAILED;
     }
     if (set_lock(section->fd, byte, F_WRLCK) == 0)
         return VG_LOCK_GRANTED;
     enum vg_lock_result result = would_block(errno) ? VG_LOCK_BUSY : VG_LOCK_FAILED;
     close(section->fd);
-    pthread_mutex_unlock(&mutex);
+    allow();
     return result;
 }
 
@@ -104,7 +119,7 @@ void vg_section_leave(struct vg_section *section) {
         set_lock(section->fd, section->byte, F_UNLCK);
         close(section->fd);
     }
-    pthread_mutex_unlock(&mutex);
+    allow();
 }
 
 bool vg_section_take(struct vg_section *section, off_t byte) {
@@ -185,16 +200,16 @@ enum vg_lock_result vg_long_lock_take(struct vg_long_lock *lock, const struct vg
     *lock = (struct vg_long_lock){.page = MAP_FAILED, .kept_fd = -1};
     if (file->path == NULL)
         return VG_LOCK_GRANTED;
-    pthread_mutex_lock(&mutex);
+    hold();
     enum vg_lock_result result = take_locked(lock, file, byte);
     if (result != VG_LOCK_GRANTED && lock->page != MAP_FAILED)
         munmap(lock->page, PAGE);
-    pthread_mutex_unlock(&mutex);
+    allow();
     return result;
 }
 
 void vg_long_lock_drop(struct vg_long_lock *lock) {
-    pthread_mutex_lock(&mutex);
+    hold();
     for (int i = 0; i < MAX_KEPT; i++)
         if (lock->kept_fd >= 0 && kept[i] == lock->kept_fd + 1)
             kept[i] = 0;
@@ -203,23 +218,23 @@ void vg_long_lock_drop(struct vg_long_lock *lock) {
     if (lock->page != MAP_FAILED)
         munmap(lock->page, PAGE);
     *lock = (struct vg_long_lock){.page = MAP_FAILED, .kept_fd = -1};
-    pthread_mutex_unlock(&mutex);
+    allow();
 }
 
 void vg_forks_hold(void) {
-    pthread_mutex_lock(&mutex);
+    hold();
 }
 
 void vg_forks_allow(void) {
-    pthread_mutex_unlock(&mutex);
+    allow();
 }
 
 void vg_lock_before_fork(void) {
-    pthread_mutex_lock(&mutex);
+    hold();
 }
 
 void vg_lock_after_fork_parent(void) {
-    pthread_mutex_unlock(&mutex);
+    allow();
 }
 
 void vg_lock_after_fork_child(void) {
@@ -229,4 +244,5 @@ void vg_lock_after_fork_child(void) {
         kept[i] = 0;
     }
     pthread_mutex_init(&mutex, NULL);
+    pthread_setcancelstate(cancel_state, NULL);
 }

@@ -12,6 +12,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -68,7 +69,9 @@ static uint64_t mark_bit(int mark) {
 /* The marks of the files that this process has open; all, if nobody can tell. */
 static uint64_t open_marks(void) {
     char buffer[1024] __attribute__((aligned(8)));
-    int before = errno, directory = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int cancel_state, before = errno;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel_state); /* no thread ends with the guard */
+    int directory = open("/proc/self/fd", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     uint64_t marks = directory < 0 ? UINT64_MAX : 0;
     long length = 1;
     while (directory >= 0 && (length = syscall(SYS_getdents64, directory, buffer, sizeof buffer)) > 0) {
@@ -81,6 +84,7 @@ static uint64_t open_marks(void) {
     }
     if (directory >= 0)
         close(directory);
+    pthread_setcancelstate(cancel_state, NULL);
     errno = before;
     return length < 0 ? UINT64_MAX : marks;
 }

@@ -38,6 +38,26 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static char path[VG_PATH_LENGTH]; /* of the region; outlives the configuration: each lock opens it again */
 static _Atomic bool leaving;
 
+/* Work of the library's own: errno stays what it is, calls reach the driver untouched, and no thread is
+ * cancelled in it, with a lock. */
+struct own_work {
+    int saved_errno, cancel_state;
+    bool nested;
+};
+
+static struct own_work begin_own_work(void) {
+    struct own_work work = {.saved_errno = errno, .nested = vg_thread.in_hook};
+    vg_thread.in_hook = true;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &work.cancel_state);
+    return work;
+}
+
+static void end_own_work(const struct own_work *work) {
+    pthread_setcancelstate(work->cancel_state, NULL);
+    vg_thread.in_hook = work->nested;
+    errno = work->saved_errno;
+}
+
 static void before_fork(void) {
     vg_lock_before_fork();
 }
@@ -249,19 +269,15 @@ enum vg_mode vg_ready_slow(void) {
     uint32_t word = atomic_load(&vg_gate->word);
     if (word & (VG_GATE_DENIED | VG_GATE_FORWARD))
         return mode_of(word);
-    int saved = errno, count = 0, cancel;
-    bool nested = vg_thread.in_hook;
-    vg_thread.in_hook = true;
-    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancel); /* no thread ends with the mutex */
+    int count = 0;
+    struct own_work work = begin_own_work();
     bool running = vg_call_cuDeviceGetCount(&count) == VG_CUDA_SUCCESS;
     if (running) {
         pthread_mutex_lock(&mutex);
         start();
         pthread_mutex_unlock(&mutex);
     }
-    pthread_setcancelstate(cancel, NULL);
-    vg_thread.in_hook = nested;
-    errno = saved;
+    end_own_work(&work);
     word = atomic_load(&vg_gate->word);
     bool told = (word & (VG_GATE_READY | VG_GATE_DENIED | VG_GATE_FORWARD)) != 0;
     return running && !told ? VG_MODE_DENY : mode_of(word); /* the next call asks again */
@@ -355,9 +371,7 @@ static void follow(void) {
 }
 
 static void look(void) {
-    int saved = errno;
-    bool nested = vg_thread.in_hook;
-    vg_thread.in_hook = true;
+    struct own_work work = begin_own_work();
     pthread_mutex_lock(&mutex);
     follow();
     if (vg_config_refresh(&vg_process.config)) {
@@ -373,8 +387,7 @@ static void look(void) {
         vg_residual_charge();
     refresh_gate();
     pthread_mutex_unlock(&mutex);
-    vg_thread.in_hook = nested;
-    errno = saved;
+    end_own_work(&work);
 }
 
 void vg_limits_refresh(void) {
@@ -382,22 +395,16 @@ void vg_limits_refresh(void) {
     if (atomic_exchange(&vg_gate->looked_at, tick) == tick)
         return;
     look();
-    int saved = errno;
-    bool nested = vg_thread.in_hook;
-    vg_thread.in_hook = true;
+    struct own_work work = begin_own_work();
     vg_pools_settle();
     vg_vmm_settle();
-    vg_thread.in_hook = nested;
-    errno = saved;
+    end_own_work(&work);
 }
 
 void vg_trim_asked(void) {
-    int saved = errno;
-    bool nested = vg_thread.in_hook;
-    vg_thread.in_hook = true;
+    struct own_work work = begin_own_work();
     vg_pools_trim_asked();
-    vg_thread.in_hook = nested;
-    errno = saved;
+    end_own_work(&work);
 }
 
 bool vg_region_moved(const struct vg_space *from) {
@@ -421,15 +428,12 @@ bool vg_region_attached(void) {
             look_without_slot();
         return true;
     }
-    int saved = errno;
-    bool nested = vg_thread.in_hook;
-    vg_thread.in_hook = true;
+    struct own_work work = begin_own_work();
     pthread_mutex_lock(&mutex);
     attach();
     vg_region_settle(vg_here());
     pthread_mutex_unlock(&mutex);
-    vg_thread.in_hook = nested;
-    errno = saved;
+    end_own_work(&work);
     return (vg_gate->word & VG_GATE_REGION) != 0;
 }
 
