@@ -157,6 +157,21 @@ def test_an_unreadable_annotation_is_an_error(make_pod: Make, text: str | None) 
         take(view(pod), [1])
 
 
+@pytest.mark.parametrize(
+    "device",
+    ["A,NVIDIA,-1,1:", "A,NVIDIA,1,-1:", "A,NVIDIA,1,10001:", "A\nX=1,NVIDIA,1,1:", "A B,NVIDIA,1,1:"],
+    ids=["memory", "cores", "many cores", "second line", "blank"],
+)
+def test_what_no_scheduler_writes_reaches_no_limits_file(make_pod: Make, device: str) -> None:
+    with pytest.raises(AllocateError, match="container app names card"):
+        take(view(make_pod("p", f"{device};")), [1])
+
+
+def test_a_card_with_the_places_of_an_instance_is_taken(make_pod: Make) -> None:
+    taken = take(view(make_pod("p", "GPU-1[0-1],NVIDIA,1,10000:;")), [1])
+    assert taken.containers[0].devices[0].uuid == "GPU-1[0-1]"
+
+
 def test_l38_the_reason_on_the_pod_has_at_most_256_characters() -> None:
     notes = failure("x" * 400)
     assert notes == {"hami.io/bind-phase": "failed", "hami.io/allocate-error": "x" * 256}

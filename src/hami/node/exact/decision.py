@@ -9,6 +9,7 @@ from typing import Final
 from hami.node.exact.errors import RefusedError
 from hami.node.plugin.checkpoint import Device
 from hami.node.plugin.inventory import Card
+from hami.node.plugin.pending import MAX_CORES_PERCENT
 from hami.protocol.allocation import (
     Allocation,
     Slot,
@@ -31,7 +32,6 @@ from hami.protocol.views import Container, Pod
 
 ALLOCATED: Final = VENDOR_KEYS[NVIDIA].allocated
 TO_ALLOCATE: Final = VENDOR_KEYS[NVIDIA].to_allocate
-_MAX_CORES_PERCENT: Final = 10_000  # 100 times the largest core scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def check_cards(given: Given, cards: Mapping[str, Card], offered: Collection[str
             raise RefusedError(f"{where}, which this node does not have", fails_pod=True)
         if not card.healthy:
             raise RefusedError(f"{where}, which is unhealthy", fails_pod=True)
-        if device.usedmem < 0 or not 0 <= device.usedcores <= _MAX_CORES_PERCENT:
+        if device.usedmem < 0 or not 0 <= device.usedcores <= MAX_CORES_PERCENT:
             raise RefusedError(
                 f"{where} with {device.usedmem} MiB and {device.usedcores} % of its cores", fails_pod=True
             )

@@ -8,6 +8,7 @@ write back.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,7 @@ from typing import Final
 from hami.node.errors import AllocateError, NoBindingPodError
 from hami.protocol.allocation import (
     Allocation,
+    ContainerDevice,
     Slot,
     decode_allocation,
     encode_allocation,
@@ -40,6 +42,9 @@ from hami.protocol.views import Container, Pod
 
 TO_ALLOCATE: Final = VENDOR_KEYS[NVIDIA].to_allocate
 MAX_ERROR_CHARS: Final = 256
+MAX_CORES_PERCENT: Final = 10_000
+"""100 times the largest core scaling."""
+_CARD: Final = re.compile(r"[\w./\[\]-]{1,128}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +143,8 @@ def take(pod: Pod, id_counts: Sequence[int]) -> Taken:
                 f"device number not matched: the allocation of container {slots[position].name} "
                 f"has {len(devices)}, kubelet asks for {count}"
             )
+        for device in devices:
+            _check_device(device, slots[position].name)
         popped.append(Popped(position, slots[position], devices))
     return Taken(tuple(popped), _one_slot_per_container(left, len(slots)))
 
@@ -161,6 +168,16 @@ def next_count(pod: Pod) -> int:
 def failure(reason: str) -> dict[str, str]:
     """Annotations to set on the pod of a failed call."""
     return {BIND_PHASE: BIND_FAILED, ALLOCATE_ERROR: reason[:MAX_ERROR_CHARS]}
+
+
+def _check_device(device: ContainerDevice, container: str) -> None:
+    """What goes into files and variables that have no place for anything else."""
+    is_sound = device.usedmem >= 0 and 0 <= device.usedcores <= MAX_CORES_PERCENT
+    if not is_sound or not _CARD.fullmatch(device.uuid):
+        raise AllocateError(
+            f"the allocation of container {container} names card {device.uuid[:64]!r} with "
+            f"{device.usedmem} MiB and {device.usedcores} % of its cores: no scheduler writes that"
+        )
 
 
 def _one_slot_per_container(left: Allocation, containers: int) -> Allocation:
