@@ -131,8 +131,9 @@ def admit(
     priority = limit_of(container, priority_name)
     if priority is not None:
         append_env(container, keys.ENV_TASK_PRIORITY, _priority(priority_name, priority), wins=any_value)
-    uses = _default_count(config, container, p)
-    uses = _default_exclusive(container, p, percent) or uses
+    whole = percent == 100 if percent is not None else resource_of(container, names.memory) is None
+    uses = _default_count(config, container, p, whole=whole)
+    uses = _default_exclusive(container, p, whole=whole) or uses
     if uses:
         if config.core_policy not in ("", "default"):
             append_env(container, keys.ENV_CORE_POLICY, config.core_policy, wins=any_value)
@@ -151,14 +152,14 @@ def advise(container: Mapping[str, Any], request: ContainerRequest, p: VendorPro
     return [f"{what} acts as {MAX_CORES}, one whole card; ask for more cards with {p.names.count}"]
 
 
-def _default_count(config: NvidiaConfig, container: dict[str, Any], p: VendorProfile) -> bool:
+def _default_count(config: NvidiaConfig, container: dict[str, Any], p: VendorProfile, *, whole: bool) -> bool:
     names = p.names
     if limit_of(container, names.count) is not None:
         return True
     sizes = [limit_of(container, name) for name in (names.memory, names.extra.get(PERCENTAGE, ""))]
     cores = limit_of(container, names.cores)
     ours = integer(cores) == 100 and sizes == [None, None] and request_of(container, names.cores) is None
-    if ours and request_of(container, names.count) is not None:
+    if ours and whole and request_of(container, names.count) is not None:
         return True  # a count among the requests, with our own exclusive default: nothing more to do
     if config.default_count <= 0 or (cores is None and sizes == [None, None]):
         return False
@@ -166,14 +167,13 @@ def _default_count(config: NvidiaConfig, container: dict[str, Any], p: VendorPro
     return True
 
 
-def _default_exclusive(container: dict[str, Any], p: VendorProfile, percent: int | None) -> bool:
+def _default_exclusive(container: dict[str, Any], p: VendorProfile, *, whole: bool) -> bool:
     """A container that asks for whole cards and says nothing about cores gets them for itself."""
     names = p.names
     if resource_of(container, names.count) is None or not names.cores:
         return False
     if resource_of(container, names.cores) is not None:
         return False
-    whole = percent == 100 if percent is not None else resource_of(container, names.memory) is None
     if whole:
         set_limit(container, names.cores, 100)
     return whole
