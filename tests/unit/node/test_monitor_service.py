@@ -15,6 +15,7 @@ from monitor_world import GIB, Bench, pod, region_bytes, value
 from node_cards import U1, U2
 
 from hami.node.errors import NvmlError, NvmlUnsupportedError
+from hami.node.monitor import service
 from hami.node.monitor.garbage import StaleList, belongs_to_pod
 from hami.node.monitor.region import DeviceUse, Region
 from hami.node.monitor.ring import new_events
@@ -310,6 +311,32 @@ async def test_27_28_29_only_old_directories_of_gone_pods_are_removed(bench: Ben
     assert not limits.exists()
     assert young.exists()
     assert value(await bench.scrape(), "hami_monitor_gc_removed_total") == 1
+
+
+async def test_an_api_server_that_does_not_answer_stops_no_heartbeat(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "GARBAGE_S", 0.01)
+    old = bench.directory("stranger_c")
+    os.utime(old, (bench.now - 660, bench.now - 660))
+    answer = asyncio.Event()
+    asked = 0
+
+    async def silent() -> set[str]:
+        nonlocal asked
+        asked += 1
+        await answer.wait()
+        return set()
+
+    bench.monitor._list_uids = silent
+    async with asyncio.timeout(60):
+        for _ in range(4):
+            await bench.monitor.tick()
+            bench.now += 61
+        assert asked == 1, "one question at a time"
+        answer.set()
+        while old.exists():
+            await bench.monitor.tick()
 
 
 async def test_a_directory_with_a_live_process_of_its_pod_stays(bench: Bench) -> None:

@@ -43,6 +43,10 @@ LATE_S: Final = 60.0
 SIZES_EVERY_S: Final = 60.0
 LARGE_BYTES: Final = 16 << 20
 LARGE_EVERY_S: Final = 3600.0
+GARBAGE_S: Final = 2.0
+"""How long a tick waits for the removal of directories, which goes on without it: heartbeats must not stop
+while the API server or the disk is slow.
+"""
 _MAX_PID_CHECKS: Final = 64
 
 log = logging.getLogger(__name__)
@@ -111,6 +115,7 @@ class Monitor:
         self._clock = clock
         self._stale = StaleList(options.grace_s)
         self._told = Told()
+        self._collecting: asyncio.Task[None] | None = None
         self._said: dict[str, Said] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._limiter = EventLimiter()
@@ -149,6 +154,8 @@ class Monitor:
                     log.warning("tick.failed", extra={"cause": str(error)})
                 await asyncio.sleep(self._options.tick_s)
         finally:
+            if self._collecting is not None:
+                self._collecting.cancel()
             blocked = {
                 name: Writes(recent_kernel=0) for name, verdict in self._verdicts.items() if verdict.blocked
             }
@@ -175,7 +182,11 @@ class Monitor:
             self._report_large(now)
         await self._report_events(sweep, now)
         self._last_update = self._clock()
-        await self._collect_garbage(sweep, now)
+        if self._collecting is None:
+            self._collecting = asyncio.create_task(self._collect_garbage(sweep, now))
+        if await _ends_within(self._collecting, GARBAGE_S):
+            collected, self._collecting = self._collecting, None
+            collected.result()
 
     async def collect(self) -> tuple[Metric, ...]:
         """All series now; the regions and NVML are read live, in threads."""
@@ -388,6 +399,12 @@ def _writes(region: Region, verdict: Verdict, now: float) -> Writes:
         verdict.utilization_switch if verdict.utilization_switch != region.utilization_switch else None,
         int(now) if region.has_extension else None,
     )
+
+
+async def _ends_within(task: asyncio.Task[None], seconds: float) -> bool:
+    """Whether a task has ended by then; it goes on if not."""
+    done, _ = await asyncio.wait({task}, timeout=seconds)
+    return bool(done)
 
 
 async def cancel_and_wait(task: asyncio.Task[None]) -> None:
