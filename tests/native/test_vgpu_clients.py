@@ -76,6 +76,53 @@ def test_an_nvml_client_takes_no_slot_and_sees_no_foreign_process(node: Node, co
     assert json.loads(node.python(NVML, VGPU_NVML_PROCESSES="host"))["processes"] != [shell.process.pid]
 
 
+SCARCE = """
+import ctypes, os, pynvml, resource
+nvml = ctypes.CDLL("libnvidia-ml.so.1")
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+if os.fork() != 0:
+    os._exit(os.wait()[1])
+count, records = ctypes.c_uint(64), (ctypes.c_char * (64 * 32))()
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+nvml.nvmlDeviceGetComputeRunningProcesses_v3(card, ctypes.byref(count), records)
+print(set(bytes(records)) == {0})
+"""
+
+
+def test_who_has_no_descriptor_for_the_region_is_not_shown_other_tenants(node: Node) -> None:
+    """A forked child opens the region anew."""
+    node.shell("neighbour").start()
+    assert node.python(SCARCE).strip() == "True"
+
+
+def test_samples_of_other_tenants_do_not_stay_behind_the_own_ones(node: Node) -> None:
+    neighbour = node.shell("neighbour").start()
+    neighbour.must("kernel 10000000")
+    own = node.shell().start()
+    own.must("kernel 10000000")
+    code = """
+import ctypes, pynvml, time
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+ask = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetProcessUtilization
+count = ctypes.c_uint(0)
+while count.value == 0:
+    count, samples = ctypes.c_uint(64), (ctypes.c_char * (64 * 32))()
+    assert ask(card, samples, ctypes.byref(count), ctypes.c_ulonglong(0)) in (0, 6)
+    time.sleep(0.05)
+print(count.value, set(bytes(samples)[count.value * 32:]) == {0})
+"""
+    for shell in (neighbour, own):
+        assert shell.process.stdin is not None
+        shell.process.stdin.write("launchfor 3000 10 128\n")
+        shell.process.stdin.flush()
+    assert node.python(code).split()[1] == "True"
+    for shell in (neighbour, own):
+        assert shell.process.stdout is not None
+        shell.process.stdout.readline()
+
+
 def test_a_list_that_does_not_fit_asks_for_more_room(node: Node) -> None:
     """A46: capacity 0 and NULL."""
     node.shell().start()

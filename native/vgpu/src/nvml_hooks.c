@@ -65,8 +65,16 @@ int vg_nvml_memory_v2(vg_fn_nvml_memory_v2 driver, void *device, struct vg_nvml_
     return VG_NVML_SUCCESS;
 }
 
+/* Not where the container's own processes cannot be told just now: then it is shown none. */
+static bool shows_all_processes(void) {
+    return vg_process.config.nvml_host_processes ||
+           (!vg_region_attached() && (atomic_load(&vg_gate->word) & VG_GATE_FORWARD) != 0);
+}
+
 /* The PID inside the container of a record's process; 0: it belongs to somebody else. */
 static uint32_t container_pid(uint32_t pid) {
+    if (!vg_region_attached())
+        return 0;
     int slot = vg_slot_of_nvml_pid(pid);
     if (slot >= 0)
         return (uint32_t)vg_here()->region->procs[slot].pid;
@@ -78,12 +86,12 @@ typedef int (*process_list)(void *device, unsigned *count, void *records);
 /* Asks the driver into memory of our own and keeps the container's records; `size` bytes each, the PID first.
  */
 static int own_processes(process_list driver, void *device, unsigned *count, void *records, size_t size) {
-    if (count == NULL || vg_process.config.nvml_host_processes || !vg_region_attached())
+    if (count == NULL || shows_all_processes())
         return driver(device, count, records);
     size_t length = MAX_RECORDS * size;
     char *all = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (all == MAP_FAILED)
-        return driver(device, count, records);
+        return VG_NVML_MEMORY;
     unsigned capacity = *count, found = MAX_RECORDS, kept = 0;
     int result = driver(device, &found, all);
     if (result == VG_NVML_SUCCESS) {
@@ -118,8 +126,7 @@ int vg_nvml_processes(vg_fn_nvml_processes driver, void *device, unsigned *count
 int vg_nvml_utilization(vg_fn_nvml_utilization driver, void *device, struct vg_nvml_sample *samples,
                         unsigned *count, uint64_t since) {
     int result = driver(device, samples, count, since);
-    if (result != VG_NVML_SUCCESS || samples == NULL || count == NULL ||
-        vg_process.config.nvml_host_processes || !vg_region_attached())
+    if (result != VG_NVML_SUCCESS || samples == NULL || count == NULL || shows_all_processes())
         return result;
     unsigned kept = 0;
     for (unsigned i = 0; i < *count; i++) {
@@ -129,6 +136,7 @@ int vg_nvml_utilization(vg_fn_nvml_utilization driver, void *device, struct vg_n
         samples[kept] = samples[i];
         samples[kept++].pid = pid;
     }
+    memset(samples + kept, 0, (*count - kept) * sizeof *samples);
     *count = kept;
     return result;
 }
