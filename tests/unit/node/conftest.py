@@ -5,8 +5,10 @@ root.
 from __future__ import annotations
 
 import asyncio
+import shutil
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 
 from hami.kube.errors import Conflict, KubeError, NotFound
 from hami.node.errors import NvmlError
+from hami.node.hostpid import child as child_module
 from hami.node.nvml import (
     EventSource,
     GpuIdentity,
@@ -273,3 +276,20 @@ def host(tmp_path: Path) -> HostPaths:
 @pytest.fixture
 def until() -> Callable[..., Awaitable[None]]:
     return eventually
+
+
+@pytest.fixture
+def patient_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a good child may take longer than the plugin waits."""
+    from hostpid_world import LIMIT_S
+
+    monkeypatch.setattr(child_module, "STOP_LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(child_module, "CHECK_LIMIT_S", LIMIT_S)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a short name: a Unix socket path has at most 107 characters."""
+    path = tempfile.mkdtemp(prefix="hp")
+    yield Path(path)
+    shutil.rmtree(path)

@@ -154,3 +154,8 @@ class World:
 def gpus(index: int, count: int = 1) -> tuple[str, ...]:
     """Ids of one container."""
     return tuple(f"{U1}-{index}-{position}" for position in range(count))
+
+
+def documents_of(world: World) -> list[str]:
+    """Names in the CDI directory."""
+    return sorted(path.name for path in world.directory.iterdir()) if world.directory.exists() else []

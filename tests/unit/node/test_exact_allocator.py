@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from exact_world import ALLOCATED, GPU, LOCK, TO_ALLOCATE, World, gpus
+from exact_world import ALLOCATED, GPU, LOCK, TO_ALLOCATE, World, documents_of, gpus
 from node_cards import U1, U2
 
 from hami.kube.errors import ServerError
@@ -39,11 +39,6 @@ def served(world: World, make_pod: Make) -> World:
     world.cluster.add(make_pod("p", f"{U1},NVIDIA,3000,30:;"))
     world.held[("p", "app")] = gpus(0)
     return world
-
-
-def documents_of(world: World) -> list[str]:
-    """Names in the CDI directory."""
-    return sorted(path.name for path in world.directory.iterdir()) if world.directory.exists() else []
 
 
 def write(path: Path, text: str) -> None:

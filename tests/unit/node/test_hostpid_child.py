@@ -7,12 +7,10 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -47,20 +45,7 @@ from hami.node.paths import HostPaths
 
 Until = Callable[..., Awaitable[None]]
 
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short name: a Unix socket path has at most 107 characters."""
-    path = tempfile.mkdtemp(prefix="hp")
-    yield Path(path)
-    shutil.rmtree(path)
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a good child may take longer than the plugin waits."""
-    monkeypatch.setattr(child_module, "STOP_LIMIT_S", LIMIT_S)
-    monkeypatch.setattr(child_module, "CHECK_LIMIT_S", LIMIT_S)
+pytestmark = pytest.mark.usefixtures("patient_child")
 
 
 @pytest.fixture

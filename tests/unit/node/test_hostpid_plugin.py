@@ -6,15 +6,13 @@ import asyncio
 import contextlib
 import fcntl
 import os
-import shutil
 import signal
 import socket
 import stat
 import sys
-import tempfile
 import time
 import urllib.request
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +25,6 @@ from hami.cli import device_plugin
 from hami.kube import logs
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.errors import NodeError
-from hami.node.hostpid import child as child_module
 from hami.node.hostpid.child import BrokerChild
 from hami.node.hostpid.codec import REQUEST
 from hami.node.hostpid.errors import BrokerError
@@ -42,30 +39,17 @@ Make = Callable[..., Any]
 Until = Callable[..., Awaitable[None]]
 Build = Callable[..., Node]
 
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """A root with a short name: a Unix socket path has at most 107 characters."""
-    folder = tempfile.mkdtemp(prefix="hn")
-    yield Path(folder)
-    shutil.rmtree(folder)
+pytestmark = pytest.mark.usefixtures("patient_child")
 
 
 @pytest.fixture
-def build(cluster: Any, make_nvml: Make, root: Path) -> Build:
+def build(cluster: Any, make_nvml: Make, folder: Path) -> Build:
     """Makes a node with a broker: the real one, or one of the given kind."""
 
     def make(broker: Any = None) -> Node:
-        return Node(cluster, make_nvml(ONE), root, broker or BrokerChild(HostPaths(str(root))))
+        return Node(cluster, make_nvml(ONE), folder, broker or BrokerChild(HostPaths(str(folder))))
 
     return make
-
-
-@pytest.fixture(autouse=True)
-def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine a good child may take longer than the plugin waits."""
-    monkeypatch.setattr(child_module, "STOP_LIMIT_S", LIMIT_S)
-    monkeypatch.setattr(child_module, "CHECK_LIMIT_S", LIMIT_S)
 
 
 class Scripted:
@@ -112,46 +96,46 @@ async def outcome(node: Node) -> BaseException | None:
 async def test_s1_without_the_gate_nothing_is_made_and_the_plugin_runs(
     cluster: Any,
     make_nvml: Make,
-    root: Path,
+    folder: Path,
     until: Until,
     monkeypatch: pytest.MonkeyPatch,
     value: str | None,
 ) -> None:
-    config = plugin_config(root, monkeypatch, value)
+    config = plugin_config(folder, monkeypatch, value)
     assert config.options.delivery.broker is False
-    node = Node(cluster, make_nvml(ONE), root)
+    node = Node(cluster, make_nvml(ONE), folder)
     async with node:
         await until(lambda: node.kubelet.registered)
-        assert not (root / "var/run/hami").exists()
-        assert list((root / "tmp/vgpulock").iterdir()) == []
+        assert not (folder / "var/run/hami").exists()
+        assert list((folder / "tmp/vgpulock").iterdir()) == []
     assert node.task is not None
     assert node.task.exception() is None
 
 
 def plugin_config(
-    root: Path, monkeypatch: pytest.MonkeyPatch, gate: str | None, *flags: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, gate: str | None, *flags: str
 ) -> plugin_process.ProcessConfig:
-    (root / "device-config.yaml").write_text("nvidia:\n  deviceSplitCount: 3\n")
+    (folder / "device-config.yaml").write_text("nvidia:\n  deviceSplitCount: 3\n")
     monkeypatch.setenv("NODE_NAME", "n1")
     monkeypatch.delenv(GATE, raising=False)
     if gate is not None:
         monkeypatch.setenv(GATE, gate)
-    arguments = [f"--config-file={root}/device-config.yaml", f"--host-root={root}", *flags]
+    arguments = [f"--config-file={folder}/device-config.yaml", f"--host-root={folder}", *flags]
     context = device_plugin.command.make_context("device-plugin", arguments)
     config: plugin_process.ProcessConfig = device_plugin._process_config(context.params)
     return config
 
 
-def test_the_gate_of_the_process_is_its_environment(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert plugin_config(root, monkeypatch, "1").options.delivery.broker is True
-    address = plugin_config(root, monkeypatch, "1", "--metrics-bind-address=:9396").metrics_address
+def test_the_gate_of_the_process_is_its_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plugin_config(folder, monkeypatch, "1").options.delivery.broker is True
+    address = plugin_config(folder, monkeypatch, "1", "--metrics-bind-address=:9396").metrics_address
     assert address == ":9396"
 
 
 async def test_s2_a_broker_that_cannot_start_ends_the_plugin_before_it_registers(
-    build: Build, root: Path
+    build: Build, folder: Path
 ) -> None:
-    path = socket_file(root)
+    path = socket_file(folder)
     path.parent.mkdir(parents=True)
     path.write_text("keep")
     node = build()
@@ -164,7 +148,7 @@ async def test_s2_a_broker_that_cannot_start_ends_the_plugin_before_it_registers
 
 
 async def test_s30_directory_and_lock_parent_are_there_before_the_first_registration(
-    build: Build, root: Path, until: Until, monkeypatch: pytest.MonkeyPatch
+    build: Build, folder: Path, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a reboot with everything on a tmpfs; the umask changes nothing."""
     modes: list[list[int]] = []
@@ -173,7 +157,7 @@ async def test_s30_directory_and_lock_parent_are_there_before_the_first_registra
     real = node.kubelet.Register
 
     async def look(request: Any, context: Any) -> Any:
-        modes.append([stat.S_IMODE((root / name).lstat().st_mode) for name in names])
+        modes.append([stat.S_IMODE((folder / name).lstat().st_mode) for name in names])
         return await real(request, context)
 
     monkeypatch.setattr(node.kubelet, "Register", look)
@@ -184,31 +168,31 @@ async def test_s30_directory_and_lock_parent_are_there_before_the_first_registra
     finally:
         os.umask(old)
     assert modes[0] == [0o711, 0o1777, 0o755]
-    assert not socket_file(root).exists()
+    assert not socket_file(folder).exists()
 
 
 async def test_s24_reload_and_restart_of_kubelet_leave_the_broker_alone(
-    build: Build, root: Path, until: Until
+    build: Build, folder: Path, until: Until
 ) -> None:
     node = build()
     async with node:
         await until(lambda: len(node.kubelet.registered) == 1)
-        before = socket_file(root).lstat().st_ino, server_pid(socket_path(root))
+        before = socket_file(folder).lstat().st_ino, server_pid(socket_path(folder))
         node.plugin.reload()
         await until(lambda: len(node.kubelet.registered) == 2)
         await node.kubelet.stop()
         await node.kubelet.start()
         await until(lambda: len(node.kubelet.registered) == 3)
-        assert (socket_file(root).lstat().st_ino, server_pid(socket_path(root))) == before
+        assert (socket_file(folder).lstat().st_ino, server_pid(socket_path(folder))) == before
 
 
 async def test_s28_a_killed_broker_ends_the_plugin_with_its_signal(
-    build: Build, root: Path, until: Until
+    build: Build, folder: Path, until: Until
 ) -> None:
     node = build()
     async with node:
         await until(lambda: node.kubelet.registered)
-        os.kill(server_pid(socket_path(root)), signal.SIGKILL)
+        os.kill(server_pid(socket_path(folder)), signal.SIGKILL)
         error = await outcome(node)
     assert isinstance(error, BrokerError)
     assert "host PID broker" in str(error)
@@ -235,32 +219,32 @@ sys.exit(main(sys.argv[1:], functools.partial(start_broker, make_server=broken))
 
 
 async def test_s23_a_broken_listener_ends_the_plugin_with_the_broker_s_words(
-    build: Build, root: Path, until: Until
+    build: Build, folder: Path, until: Until
 ) -> None:
-    node = build(BrokerChild(HostPaths(str(root)), (sys.executable, "-c", BROKEN)))
+    node = build(BrokerChild(HostPaths(str(folder)), (sys.executable, "-c", BROKEN)))
     async with node:
         await until(lambda: node.kubelet.registered)
-        (root / "break").touch()
+        (folder / "break").touch()
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as client:
-            client.connect(socket_path(root))
+            client.connect(socket_path(folder))
         error = await outcome(node)
     assert str(error) == "host PID broker: accept: Bad file descriptor"
     assert not (node.kubelet.folder / "nvidia-gpu.sock").exists()
-    assert not socket_file(root).exists(), "the child took its socket away"
+    assert not socket_file(folder).exists(), "the child took its socket away"
 
 
 def test_an_error_of_the_broker_is_the_exit_status(
-    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def ends(_: object) -> None:
         raise BrokerError("host PID broker: stopped unexpectedly by signal SIGKILL")
 
     monkeypatch.setattr(plugin_process, "run_device_plugin", ends)
     monkeypatch.setattr(logs, "setup_logging", lambda *_: None)
-    plugin_config(root, monkeypatch, "1")
+    plugin_config(folder, monkeypatch, "1")
     with pytest.raises(SystemExit) as caught:
         device_plugin.command.main(
-            [f"--config-file={root}/device-config.yaml", f"--host-root={root}"], standalone_mode=False
+            [f"--config-file={folder}/device-config.yaml", f"--host-root={folder}"], standalone_mode=False
         )
     assert caught.value.code == 1
     assert "SIGKILL" in caplog.records[-1].__dict__["reason"]
@@ -310,10 +294,10 @@ async def test_an_error_of_the_broker_s_end_is_an_error_of_the_plugin(build: Bui
 
 
 async def test_s25_a_plugin_that_waits_for_the_old_one_can_still_be_stopped(
-    build: Build, root: Path, until: Until
+    build: Build, folder: Path, until: Until
 ) -> None:
     """The real broker waits for the lock of another one."""
-    directory = socket_file(root).parent
+    directory = socket_file(folder).parent
     directory.mkdir(parents=True)
     with (directory / "broker.lock").open("w") as lock:
         (directory / "broker.lock").chmod(0o600)
@@ -335,15 +319,15 @@ async def test_s25_a_plugin_that_waits_for_the_old_one_can_still_be_stopped(
     ("kind", "words"), [("file", "regular file"), ("symlink", "symlink"), ("fifo", "fifo")]
 )
 async def test_d20_an_unsafe_parent_is_told_with_owner_type_mode_and_remedy(
-    build: Build, root: Path, make_pod: Make, until: Until, kind: str, words: str
+    build: Build, folder: Path, make_pod: Make, until: Until, kind: str, words: str
 ) -> None:
-    (root / "tmp").mkdir()
-    path = root / "tmp/vgpulock"
+    (folder / "tmp").mkdir()
+    path = folder / "tmp/vgpulock"
     if kind == "file":
         path.write_text("planted")
         path.chmod(0o640)
     elif kind == "symlink":
-        path.symlink_to(root)
+        path.symlink_to(folder)
     else:
         os.mkfifo(path, 0o640)
     node = build()
@@ -366,7 +350,7 @@ def call(*ids: str) -> Any:
 
 
 async def test_d19_a_planted_mount_point_is_renamed_and_the_allocation_succeeds(
-    build: Build, root: Path, make_pod: Make, until: Until, monkeypatch: pytest.MonkeyPatch
+    build: Build, folder: Path, make_pod: Make, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Planted after the start of the plugin, as any workload can."""
     monkeypatch.setenv(GATE, "1")
@@ -374,10 +358,10 @@ async def test_d19_a_planted_mount_point_is_renamed_and_the_allocation_succeeds(
     node.cluster.add(make_pod("p", f"{U1},NVIDIA,3000,30:;"))
     async with node:
         await until(lambda: node.kubelet.registered)
-        place = root / "tmp/vgpulock/hostpid"
+        place = folder / "tmp/vgpulock/hostpid"
         place.rmdir()
-        place.symlink_to(root / "usr")
-        before = stat.S_IMODE((root / "usr").stat().st_mode)
+        place.symlink_to(folder / "usr")
+        before = stat.S_IMODE((folder / "usr").stat().st_mode)
         async with node.kubelet.plugin() as stub:
             (answer,) = (await stub.Allocate(call())).container_responses
         assert answer.envs[GATE] == "1"
@@ -385,7 +369,7 @@ async def test_d19_a_planted_mount_point_is_renamed_and_the_allocation_succeeds(
         (foreign,) = [item for item in place.parent.iterdir() if item != place]
         assert foreign.name.startswith("hostpid.foreign-")
         assert foreign.is_symlink()
-        assert stat.S_IMODE((root / "usr").stat().st_mode) == before
+        assert stat.S_IMODE((folder / "usr").stat().st_mode) == before
         assert "HAMiLockParentUnsafe" not in [item[1] for item in node.cluster.events]
 
 
@@ -482,17 +466,17 @@ sys.exit(main(sys.argv[1:], functools.partial(start_broker, make_server=one)))
 """
 
 
-def exchange(root: Path, data: bytes) -> bytes:
+def exchange(folder: Path, data: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(LIMIT_S)
-        client.connect(socket_path(root))
+        client.connect(socket_path(folder))
         with contextlib.suppress(BrokenPipeError):
             client.sendall(data)
         return everything(client)
 
 
-async def test_p26_metrics_of_the_plugin(root: Path, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
-    child = BrokerChild(HostPaths(str(root)), (sys.executable, "-c", ONE_PLACE))
+async def test_p26_metrics_of_the_plugin(folder: Path, until: Until, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = BrokerChild(HostPaths(str(folder)), (sys.executable, "-c", ONE_PLACE))
     listeners: list[socket.socket] = []
 
     def keep(address: str) -> socket.socket:
@@ -503,7 +487,7 @@ async def test_p26_metrics_of_the_plugin(root: Path, until: Until, monkeypatch: 
     await child.start()
     try:
         async with plugin_process._metrics_served("127.0.0.1:0", PluginMetrics(child.totals)):
-            found = await asyncio.to_thread(p26, root, child, listeners[0].getsockname()[1])
+            found = await asyncio.to_thread(p26, folder, child, listeners[0].getsockname()[1])
     finally:
         await child.stop()
     name = "hami_hostpid_broker"
@@ -516,18 +500,18 @@ async def test_p26_metrics_of_the_plugin(root: Path, until: Until, monkeypatch: 
 RESULTS = ("ok", "invalid", "dropped", "saturated")
 
 
-def p26(root: Path, child: BrokerChild, port: int) -> dict[str, float]:
+def p26(folder: Path, child: BrokerChild, port: int) -> dict[str, float]:
     """Three good, two invalid, one dropped and one saturated transaction; then the series."""
     for _ in range(3):
-        assert exchange(root, REQUEST) == good()
+        assert exchange(folder, REQUEST) == good()
     for _ in range(2):
-        exchange(root, b"HPIE\0\1\0\1")
+        exchange(folder, b"HPIE\0\1\0\1")
     end = time.monotonic() + LIMIT_S
     with socket.socket(socket.AF_UNIX) as silent:
-        silent.connect(socket_path(root))
+        silent.connect(socket_path(folder))
         while child.totals().active != 1 and time.monotonic() < end:
             time.sleep(0.005)
-        assert exchange(root, REQUEST) == b""
+        assert exchange(folder, REQUEST) == b""
     while child.totals().active and time.monotonic() < end:
         time.sleep(0.005)
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:

@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,14 +48,6 @@ VECTORS: dict[str, Any] = json.loads(
 
 IDLE_DESCRIPTORS = 9
 """Standard streams, directory, lock, listener, epoll, and two of the pipe that wakes the loop."""
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short name: a Unix socket path has at most 107 characters."""
-    path = tempfile.mkdtemp(prefix="hp")
-    yield Path(path)
-    shutil.rmtree(path)
 
 
 @pytest.fixture
@@ -556,7 +547,7 @@ def test_s20_a_shutdown_waits_for_the_transactions_under_way_until_their_deadlin
         waiting = [broker.connect(REQUEST[:3]) for _ in range(5)]
         wait_until(lambda: broker.counters.totals().active == 5)
         broker.server.stop()
-        wait_until(lambda: not can_connect(broker.path))
+        wait_until(lambda: not accepts(broker.path))
         assert broker.is_running
         waiting[0].sendall(REQUEST[3:])
         assert everything(waiting[0]) == good(), "one that is under way is still answered"
@@ -566,15 +557,6 @@ def test_s20_a_shutdown_waits_for_the_transactions_under_way_until_their_deadlin
             assert everything(client) == b""
             client.close()
         waiting[0].close()
-
-
-def can_connect(path: str) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except OSError:
-            return False
-        return True
 
 
 def ask_one(root: Path) -> bytes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -40,13 +39,6 @@ Until = Callable[..., Awaitable[None]]
 @pytest.fixture
 def nvml(make_nvml: Callable[..., Any]) -> Any:
     return make_nvml([(U1, MODEL, 40960 << 20), (U2, MODEL, 40960 << 20)])
-
-
-@pytest.fixture
-def root() -> Iterator[Path]:
-    """Short enough for the names of sockets below it."""
-    with tempfile.TemporaryDirectory(prefix="mig") as folder:
-        yield Path(folder)
 
 
 @asynccontextmanager
@@ -89,9 +81,9 @@ def registered(node: Node) -> list[dict[str, Any]]:
 
 
 async def test_cards_of_mode_mig_are_registered_with_their_profiles_and_unscaled(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
-    node = Node(cluster, nvml, root, mig=FakeMig(U1, U2))
+    node = Node(cluster, nvml, folder, mig=FakeMig(U1, U2))
     node.settings = DYNAMIC
     async with serving(node, until), node.kubelet.plugin() as stub:
         first, second = registered(node)
@@ -113,14 +105,14 @@ async def test_cards_of_mode_mig_are_registered_with_their_profiles_and_unscaled
 async def test_r10_a_card_whose_model_is_not_allowed_is_left_out_and_named(
     cluster: Any,
     make_nvml: Callable[..., Any],
-    root: Path,
+    folder: Path,
     until: Until,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     driver = FakeMig(U1, U2)
     driver.card(U2).name = "NVIDIA L4"
     nvml = make_nvml([(U1, MODEL, 40960 << 20), (U2, "NVIDIA L4", 24576 << 20)])
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = DYNAMIC
     async with serving(node, until), node.kubelet.plugin() as stub:
         assert [card["id"] for card in registered(node)] == [U1]
@@ -133,9 +125,9 @@ async def test_r10_a_card_whose_model_is_not_allowed_is_left_out_and_named(
         assert not driver.card(U2).current, "it is not touched"
 
 
-async def test_a_filtered_card_is_not_divided(cluster: Any, nvml: Any, root: Path, until: Until) -> None:
+async def test_a_filtered_card_is_not_divided(cluster: Any, nvml: Any, folder: Path, until: Until) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = Settings(mode="mig", mig_allowlist=DYNAMIC.mig_allowlist, excluded_indexes=frozenset({1}))
     async with serving(node, until):
         assert [card["id"] for card in registered(node)] == [U1]
@@ -143,15 +135,15 @@ async def test_a_filtered_card_is_not_divided(cluster: Any, nvml: Any, root: Pat
 
 
 async def test_g1_d15_a_container_gets_its_instance_and_nothing_else(
-    cluster: Any, nvml: Any, root: Path, until: Until, make_pod: Make
+    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = DYNAMIC
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     cluster.node_annotations["hami.io/mutex.lock"] = "2026-08-21T08:14:55Z,team-a,p"
     async with serving(node, until), node.kubelet.plugin() as stub:
-        parent = root / "tmp/vgpulock"
+        parent = folder / "tmp/vgpulock"
         before = parent.stat().st_mtime_ns, list(parent.iterdir())
         (answer,) = (await stub.Allocate(request([f"{U2}-1"]))).container_responses
         (made,) = driver.card(U1).instances.values()
@@ -159,7 +151,7 @@ async def test_g1_d15_a_container_gets_its_instance_and_nothing_else(
         assert not answer.mounts
         assert not answer.devices
         assert (parent.stat().st_mtime_ns, list(parent.iterdir())) == before, "D15: not touched"
-        assert not (root / "usr/local/vgpu/containers/uid-p_app").exists()
+        assert not (folder / "usr/local/vgpu/containers/uid-p_app").exists()
         notes = cluster.notes("p")
         (item,) = json.loads(notes[NOTE])
         assert (item["migUUID"], item["gpuInstanceID"], item["computeInstanceID"]) == (
@@ -172,10 +164,10 @@ async def test_g1_d15_a_container_gets_its_instance_and_nothing_else(
 
 
 async def test_device_nodes_of_an_instance_are_its_card_and_its_capabilities(
-    cluster: Any, nvml: Any, root: Path, until: Until, make_pod: Make
+    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, root, mig=driver, pass_device_specs=True, dev_root="/run/nvidia")
+    node = Node(cluster, nvml, folder, mig=driver, pass_device_specs=True, dev_root="/run/nvidia")
     node.settings = DYNAMIC
     cluster.add(mig_pod(make_pod, "p", reservation(U2, "1g.5gb", 6, 1)))
     async with serving(node, until), node.kubelet.plugin() as stub:
@@ -189,24 +181,24 @@ async def test_device_nodes_of_an_instance_are_its_card_and_its_capabilities(
 
 
 async def test_with_a_cdi_strategy_each_instance_has_a_document_that_goes_with_it(
-    cluster: Any, nvml: Any, root: Path, until: Until, make_pod: Make
+    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
-    install_driver(root / "driver")
+    install_driver(folder / "driver")
     driver = FakeMig(U1, U2)
     delivery = Delivery(extras={}, device_nodes={}, cdi=CdiDelivery(cri=True, only=True))
-    node = Node(cluster, nvml, root, mig=driver, delivery=delivery, driver_root="/driver")
+    node = Node(cluster, nvml, folder, mig=driver, delivery=delivery, driver_root="/driver")
     node.settings = DYNAMIC
-    folder = root / "var/run/cdi"
+    documents = folder / "var/run/cdi"
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     async with serving(node, until), node.kubelet.plugin() as stub:
-        before = {path.name for path in folder.iterdir()}
+        before = {path.name for path in documents.iterdir()}
         (answer,) = (await stub.Allocate(request([f"{U1}-1"]))).container_responses
         (made,) = driver.card(U1).instances.values()
         uuid = made.compute[0]
         assert [device.name for device in answer.cdi_devices] == [f"k8s.device-plugin.nvidia.com/gpu={uuid}"]
-        (file,) = {path.name for path in folder.iterdir()} - before
+        (file,) = {path.name for path in documents.iterdir()} - before
         assert file == f"k8s.device-plugin.nvidia.com-gpu-{uuid}.json"
-        content = (folder / file).read_bytes()
+        content = (documents / file).read_bytes()
         assert problems(content) == []
         (device,) = json.loads(content)["devices"]
         assert device["name"] == uuid
@@ -217,18 +209,18 @@ async def test_with_a_cdi_strategy_each_instance_has_a_document_that_goes_with_i
         ]
         cluster.objects["team-a", "p"]["status"]["phase"] = "Succeeded"
         node.changes.happened.set()
-        await until(lambda: not (folder / file).exists())
-        assert {path.name for path in folder.iterdir()} == before
+        await until(lambda: not (documents / file).exists())
+        assert {path.name for path in documents.iterdir()} == before
 
 
 async def test_without_capability_nodes_no_document_is_made_and_no_instance_is_left(
-    cluster: Any, nvml: Any, root: Path, until: Until, make_pod: Make, monkeypatch: pytest.MonkeyPatch
+    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plugin_world.MINORS", {})
-    install_driver(root / "driver")
+    install_driver(folder / "driver")
     driver = FakeMig(U1, U2)
     delivery = Delivery(extras={}, device_nodes={}, cdi=CdiDelivery(cri=True, only=True))
-    node = Node(cluster, nvml, root, mig=driver, delivery=delivery, driver_root="/driver")
+    node = Node(cluster, nvml, folder, mig=driver, delivery=delivery, driver_root="/driver")
     node.settings = DYNAMIC
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     async with serving(node, until), node.kubelet.plugin() as stub:
@@ -238,10 +230,10 @@ async def test_without_capability_nodes_no_document_is_made_and_no_instance_is_l
 
 
 async def test_g2_a_call_whose_second_container_fails_leaves_nothing(
-    cluster: Any, nvml: Any, root: Path, until: Until, make_pod: Make
+    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = DYNAMIC
     pod = mig_pod(
         make_pod,
@@ -263,10 +255,10 @@ async def test_g2_a_call_whose_second_container_fails_leaves_nothing(
 
 
 async def test_a_pod_whose_slots_cannot_be_emptied_keeps_no_instance_and_no_ids(
-    cluster: Any, nvml: Any, root: Path, until: Until, make_pod: Make
+    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = DYNAMIC
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     cluster.fail_pod_patches = lambda notes: (
@@ -280,10 +272,10 @@ async def test_a_pod_whose_slots_cannot_be_emptied_keeps_no_instance_and_no_ids(
 
 
 async def test_g6_the_instance_of_an_ended_pod_goes_while_the_plugin_runs(
-    cluster: Any, nvml: Any, root: Path, until: Until, make_pod: Make
+    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = DYNAMIC
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     async with serving(node, until), node.kubelet.plugin() as stub:
@@ -294,9 +286,9 @@ async def test_g6_the_instance_of_an_ended_pod_goes_while_the_plugin_runs(
 
 
 async def test_a_card_that_becomes_ready_later_is_registered_and_offered_then(
-    cluster: Any, nvml: Any, root: Path, until: Until, make_pod: Make
+    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
-    node = Node(cluster, nvml, root, mig=FakeMig(U1, U2))
+    node = Node(cluster, nvml, folder, mig=FakeMig(U1, U2))
     node.settings = DYNAMIC
     cluster.add(make_pod("old", f"{U1},NVIDIA,3000,30:;", phase="Running", bind_phase="success"))
     async with serving(node, until), node.kubelet.plugin() as stub:
@@ -308,10 +300,10 @@ async def test_a_card_that_becomes_ready_later_is_registered_and_offered_then(
 
 
 async def test_g7_g11_restarts_of_kubelet_leave_instances_and_the_manager_alone(
-    cluster: Any, nvml: Any, root: Path, until: Until, make_pod: Make
+    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = DYNAMIC
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     async with serving(node, until):
@@ -334,14 +326,14 @@ async def test_g7_g11_restarts_of_kubelet_leave_instances_and_the_manager_alone(
 
 
 async def test_the_mig_lock_is_there_while_a_card_is_divided_and_gone_afterwards(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
     driver = FakeMig(U1, U2)
-    lock = root / "tmp/hami/hami-mig-apply.lock"
+    lock = folder / "tmp/hami/hami-mig-apply.lock"
     seen = []
     plain = driver.enable
     driver.enable = lambda gpu: (seen.append(lock.exists()), plain(gpu))[1]  # type: ignore[method-assign, func-returns-value]
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = DYNAMIC
     async with serving(node, until):
         assert seen == [True, True]
@@ -356,24 +348,24 @@ def static(strategy: str, **more: Any) -> Settings:
 
 
 async def test_strategy_none_offers_whole_cards_only(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     driver.add(U1, 0, 6)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     async with serving(node, until), node.kubelet.plugin() as stub:
         assert [item.resource_name for item in node.kubelet.registered] == ["nvidia.com/gpu"]
         assert all(item.ID.startswith("GPU-") for item in await devices(stub))
 
 
 async def test_strategy_mixed_offers_a_resource_for_each_profile_and_the_undivided_cards(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
     driver = FakeMig(U1, U2)
     driver.card(U1).current = driver.card(U1).pending = True
     small, other = driver.add(U1, 0, 6), driver.add(U1, 0, 5)
     large = driver.add(U1, 2, 0)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = static("mixed")
     async with serving(node, until, 3):
         found = {item.resource_name: item.endpoint for item in node.kubelet.registered}
@@ -394,11 +386,11 @@ async def test_strategy_mixed_offers_a_resource_for_each_profile_and_the_undivid
 
 
 async def test_strategy_single_offers_devices_under_the_configured_name(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     made = [driver.add(U1, 0, 6), driver.add(U2, 0, 6)]
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = static("single", resource_name="acme.io/gpu")
     async with serving(node, until), node.kubelet.plugin() as stub:
         (found,) = node.kubelet.registered
@@ -408,11 +400,11 @@ async def test_strategy_single_offers_devices_under_the_configured_name(
 
 
 async def test_l27_static_devices_are_answered_without_a_pod(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     one, two = driver.add(U1, 0, 6), driver.add(U1, 0, 5)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = static("mixed")
     lock = "2026-08-21T08:14:55Z,team-a,somebody"
     cluster.node_annotations["hami.io/mutex.lock"] = lock
@@ -429,12 +421,12 @@ async def test_l27_static_devices_are_answered_without_a_pod(
 
 
 async def test_l28_a_second_share_of_a_device_is_refused_when_configured(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     one = driver.add(U1, 0, 6)
     sharing = TimeSlicing((SharedResource("nvidia.com/mig-1g.5gb", 2),), fail_requests_greater_than_one=True)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = static("mixed", sharing=sharing)
     ids = [f"{one.compute[0]}::0", f"{one.compute[0]}::1"]
     async with serving(node, until), stub_of(node, "nvidia.com/mig-1g.5gb") as stub:
@@ -450,12 +442,12 @@ async def test_l28_a_second_share_of_a_device_is_refused_when_configured(
 
 
 async def test_static_devices_are_answered_by_index_and_with_nodes_when_asked_for(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     driver.add(U1, 0, 6)
     one = driver.add(U1, 0, 5)
-    node = Node(cluster, nvml, root, mig=driver, by_index=True, pass_device_specs=True, dev_root="/drv")
+    node = Node(cluster, nvml, folder, mig=driver, by_index=True, pass_device_specs=True, dev_root="/drv")
     node.settings = static("mixed")
     async with serving(node, until), stub_of(node, "nvidia.com/mig-1g.5gb") as stub:
         (answer,) = (await stub.Allocate(request([one.compute[0]]))).container_responses
@@ -464,11 +456,11 @@ async def test_static_devices_are_answered_by_index_and_with_nodes_when_asked_fo
 
 
 async def test_h8_an_event_of_one_instance_makes_only_its_device_unhealthy(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     one, two = driver.add(U1, 0, 6), driver.add(U1, 0, 5)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = static("mixed")
 
     async def health(stub: Any) -> dict[str, str]:
@@ -494,7 +486,7 @@ async def test_h8_an_event_of_one_instance_makes_only_its_device_unhealthy(
 async def test_strategy_single_does_not_start_on_a_node_that_is_not_all_alike(
     cluster: Any,
     nvml: Any,
-    root: Path,
+    folder: Path,
     until: Until,
     divided: tuple[str, ...],
     instances: tuple[tuple[str, int, int], ...],
@@ -505,7 +497,7 @@ async def test_strategy_single_does_not_start_on_a_node_that_is_not_all_alike(
         driver.card(uuid).current = driver.card(uuid).pending = True
     for each in instances:
         driver.add(*each)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = static("single")
     async with node:
         await until(lambda: any(re.search(words, text) for _, _, text in cluster.events))
@@ -513,9 +505,9 @@ async def test_strategy_single_does_not_start_on_a_node_that_is_not_all_alike(
 
 
 async def test_strategy_single_without_a_divided_card_offers_whole_cards(
-    cluster: Any, nvml: Any, root: Path, until: Until
+    cluster: Any, nvml: Any, folder: Path, until: Until
 ) -> None:
-    node = Node(cluster, nvml, root, mig=FakeMig(U1, U2))
+    node = Node(cluster, nvml, folder, mig=FakeMig(U1, U2))
     node.settings = static("single")
     async with serving(node, until), node.kubelet.plugin() as stub:
         assert len(await devices(stub)) == 6
@@ -523,11 +515,11 @@ async def test_strategy_single_without_a_divided_card_offers_whole_cards(
 
 
 async def test_strategy_mixed_warns_of_a_divided_card_without_devices_and_of_parts_of_instances(
-    cluster: Any, nvml: Any, root: Path, until: Until, caplog: pytest.LogCaptureFixture
+    cluster: Any, nvml: Any, folder: Path, until: Until, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     driver.add(U2, 0, 6)
-    node = Node(cluster, nvml, root, mig=driver)
+    node = Node(cluster, nvml, folder, mig=driver)
     node.settings = static("mixed")
     async with serving(node, until):
         told = [getattr(record, "cause", "") for record in caplog.records if record.msg == "mig.not_offered"]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -39,16 +37,8 @@ Until = Callable[..., Awaitable[None]]
 
 
 @pytest.fixture
-def short_root() -> Iterator[Path]:
-    """A root with a short name: a Unix socket path has at most 107 characters."""
-    folder = tempfile.mkdtemp(prefix="hn")
-    yield Path(folder)
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def node(cluster: Any, make_nvml: Make, short_root: Path) -> Node:
-    return Node(cluster, make_nvml(TWO), short_root)
+def node(cluster: Any, make_nvml: Make, folder: Path) -> Node:
+    return Node(cluster, make_nvml(TWO), folder)
 
 
 async def first_list(stub: Any) -> Any:
@@ -252,10 +242,10 @@ async def test_an_api_server_that_is_down_at_start_is_waited_for(node: Node, unt
 
 
 async def test_d20_an_unsafe_lock_parent_is_reported_and_the_plugin_runs(
-    node: Node, short_root: Path, until: Until
+    node: Node, folder: Path, until: Until
 ) -> None:
-    (short_root / "tmp").mkdir()
-    (short_root / "tmp/vgpulock").write_text("planted")
+    (folder / "tmp").mkdir()
+    (folder / "tmp/vgpulock").write_text("planted")
     async with node:
         await until(lambda: node.kubelet.registered)
     assert "HAMiLockParentUnsafe" in [event[1] for event in node.cluster.events]

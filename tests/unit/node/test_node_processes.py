@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import stat
-import tempfile
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,14 +41,6 @@ from hami.protocol.errors import HamiError
 LONG = "gpu-node-" + "x" * 61
 Make = Callable[..., Any]
 Until = Callable[..., Awaitable[None]]
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a short name: a Unix socket path has at most 107 characters."""
-    path = tempfile.mkdtemp(prefix="hp")
-    yield Path(path)
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from vendor_desk import Desk, limits_of, pod
+from vendor_desk import Desk, limits_of, pod, shares
 
 from hami.protocol.allocation import ContainerDevice
 from hami.protocol.views import Node, Pod, decode
@@ -26,8 +26,7 @@ def card(number: int = 0, **values: Any) -> dict[str, Any]:
 
 
 def gpu(num: Any = 1, mem: Any = None, cores: Any = None) -> dict[str, Any]:
-    names = {COUNT: num, MEMORY: mem, CORES: cores}
-    return {name: value for name, value in names.items() if value is not None}
+    return shares(COUNT, MEMORY, CORES, num, mem, cores)
 
 
 def with_cards(lab: Lab, *cards: dict[str, Any], **settings: Any) -> Desk:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from vendor_desk import Desk, limits_of, pod
+from vendor_desk import Desk, limits_of, pod, shares
 
 from hami.protocol.errors import DevicesAbsent, DevicesMalformed
 from hami.vendors.engine import node_devices, read_inventory
@@ -16,8 +16,7 @@ ALLOCATED = "hami.io/cambricon-mlu-devices-allocated"
 
 
 def mlu(num: Any = 1, mem: Any = None, cores: Any = None) -> dict[str, Any]:
-    names = {COUNT: num, MEMORY: mem, CORES: cores}
-    return {name: value for name, value in names.items() if value is not None}
+    return shares(COUNT, MEMORY, CORES, num, mem, cores)
 
 
 @pytest.fixture

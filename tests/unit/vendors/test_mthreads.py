@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from vendor_desk import NOW, Desk, limits_of, pod
+from vendor_desk import NOW, Desk, limits_of, pod, shares
 
 from hami.protocol.errors import DevicesAbsent
 from hami.vendors.engine import annotations, node_devices
@@ -16,8 +16,7 @@ ALLOCATED = "hami.io/mthreads-vgpu-devices-allocated"
 
 
 def vgpu(num: Any = 1, mem: Any = None, cores: Any = None) -> dict[str, Any]:
-    names = {COUNT: num, MEMORY: mem, CORES: cores}
-    return {name: value for name, value in names.items() if value is not None}
+    return shares(COUNT, MEMORY, CORES, num, mem, cores)
 
 
 @pytest.fixture

@@ -51,6 +51,14 @@ def pod(
     }
 
 
+def shares(
+    count: str, memory: str, cores: str, num: Any = 1, mem: Any = None, core: Any = None
+) -> dict[str, Any]:
+    """Limits of a vendor with these resource names; what is None is not asked."""
+    limits = {count: num, memory: mem, cores: core}
+    return {name: amount for name, amount in limits.items() if amount is not None}
+
+
 def csv_cards(*cards: tuple[str, int, int, int, str, bool]) -> str:
     """The older register text of (id, count, MiB, cores, type, healthy)."""
     return "".join(
