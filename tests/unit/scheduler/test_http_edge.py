@@ -137,11 +137,13 @@ async def test_while_metrics_are_made_other_work_goes_on(lab: Any) -> None:
             await asyncio.sleep(0)
 
     task = asyncio.create_task(other())
-    chunks = [chunk async for chunk in Metrics(lab.state, Timings(), legacy=False).chunks()]
+    made = [(turns, chunk) async for chunk in Metrics(lab.state, Timings(), legacy=False).chunks()]
     done = True
     await task
+    chunks = [chunk for _, chunk in made]
     assert len(chunks) > 10
     assert turns > 25, "the loop served others while the text was made"
+    assert len({turn for turn, _ in made}) == len(made), "and between any two chunks"
     text = b"".join(chunks).decode()
     assert text.count("hami_gpu_shared_count{") == 1600
     assert text.count("hami_vgpu_memory_allocated_bytes{") == 200

@@ -77,6 +77,7 @@ class Metrics:
                 yield "".join(pending).encode()
                 pending.clear()
                 size = 0
+                await asyncio.sleep(0)  # the socket may take chunk after chunk without a pause
         yield "".join(pending).encode()
 
     async def _pieces(self) -> AsyncIterator[str]:
