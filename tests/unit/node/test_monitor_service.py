@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from monitor_world import GIB, Bench, pod, region_bytes, value
 from node_cards import U1, U2
 
 from hami.node.errors import NvmlError, NvmlUnsupportedError
-from hami.node.monitor import service
+from hami.node.monitor.beside import Beside
 from hami.node.monitor.garbage import StaleList, belongs_to_pod
 from hami.node.monitor.region import DeviceUse, Region
 from hami.node.monitor.ring import new_events
@@ -316,7 +317,7 @@ async def test_27_28_29_only_old_directories_of_gone_pods_are_removed(bench: Ben
 async def test_an_api_server_that_does_not_answer_stops_no_heartbeat(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "GARBAGE_S", 0.01)
+    monkeypatch.setattr(bench.monitor, "_collecting", Beside("removal", 0.01))
     old = bench.directory("stranger_c")
     os.utime(old, (bench.now - 660, bench.now - 660))
     answer = asyncio.Event()
@@ -336,6 +337,35 @@ async def test_an_api_server_that_does_not_answer_stops_no_heartbeat(
         assert asked == 1, "one question at a time"
         answer.set()
         while old.exists():
+            await bench.monitor.tick()
+
+
+async def test_a_driver_that_hangs_stops_neither_feedback_nor_the_series_of_containers(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("_driver", "_reading"):
+        monkeypatch.setattr(bench.monitor, name, Beside(name, 0.01))
+    bench.pods.add(pod("uid-a", "web"))
+    bench.directory("uid-a_web", region_bytes(used=7))
+    answers = threading.Event()
+    cards = bench.nvml.gpus
+
+    def hang() -> Any:
+        assert answers.wait(60)
+        return cards()
+
+    bench.nvml.gpus = hang
+    async with asyncio.timeout(60):
+        try:
+            for recent in (1, 0):
+                await bench.monitor.tick()
+                assert bench.fields("uid-a_web") == (recent, 0)
+                samples = await bench.scrape()
+                assert value(samples, "hami_vgpu_memory_used_bytes", pod="pod-uid-a") == 7
+                assert value(samples, "hami_monitor_nvml_up") == 0
+        finally:
+            answers.set()
+        while value(await bench.scrape(), "hami_monitor_nvml_up") == 0:
             await bench.monitor.tick()
 
 

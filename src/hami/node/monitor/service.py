@@ -15,11 +15,12 @@ from prometheus_client.core import Metric
 
 from hami.kube.errors import KubeError
 from hami.node.errors import UnsafePathError
+from hami.node.monitor.beside import Beside
 from hami.node.monitor.claims import LimitsFolder, Said, activity, cards_of, own_devices
 from hami.node.monitor.feedback import Verdict, judge
 from hami.node.monitor.files import CacheDirectory, Writes
 from hami.node.monitor.garbage import Garbage, StaleList, belongs_to_pod, has_live_process, still_unknown
-from hami.node.monitor.hostgpu import HostReader
+from hami.node.monitor.hostgpu import HostReader, HostState
 from hami.node.monitor.pods import PodInfo
 from hami.node.monitor.region import Region
 from hami.node.monitor.ring import EventLimiter, PodEvent, new_events
@@ -43,10 +44,6 @@ LATE_S: Final = 60.0
 SIZES_EVERY_S: Final = 60.0
 LARGE_BYTES: Final = 16 << 20
 LARGE_EVERY_S: Final = 3600.0
-GARBAGE_S: Final = 2.0
-"""How long a tick waits for the removal of directories, which goes on without it: heartbeats must not stop
-while the API server or the disk is slow.
-"""
 _MAX_PID_CHECKS: Final = 64
 
 log = logging.getLogger(__name__)
@@ -82,6 +79,10 @@ class MonitorOptions:
     emit_allocated: bool = True
     activity_from_last_kernel: bool = True
     tick_s: float = TICK_S
+    patience_s: float = 2.0
+    """How long a tick or a scrape waits for the driver, and a tick for the removal of directories: heartbeats
+    and the series of containers must not stop while those hang.
+    """
     proc: str = "/proc"
     pod_cgroups: bool = True
     """Whether containers run in cgroups of their pods; if not, no host PID can be verified, none counts."""
@@ -115,7 +116,9 @@ class Monitor:
         self._clock = clock
         self._stale = StaleList(options.grace_s)
         self._told = Told()
-        self._collecting: asyncio.Task[None] | None = None
+        self._driver = Beside[None]("driver, tick", options.patience_s)
+        self._reading = Beside[HostState]("driver, scrape", options.patience_s)
+        self._collecting = Beside[None]("removal of directories", options.patience_s)
         self._said: dict[str, Said] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._limiter = EventLimiter()
@@ -154,8 +157,8 @@ class Monitor:
                     log.warning("tick.failed", extra={"cause": str(error)})
                 await asyncio.sleep(self._options.tick_s)
         finally:
-            if self._collecting is not None:
-                self._collecting.cancel()
+            for work in (self._driver, self._collecting):
+                work.cancel()
             blocked = {
                 name: Writes(recent_kernel=0) for name, verdict in self._verdicts.items() if verdict.blocked
             }
@@ -171,9 +174,8 @@ class Monitor:
         self._measure(sweep)
         self._report_clocks(sweep, now)
         await asyncio.to_thread(self._check_host_pids, sweep)
-        paused = await asyncio.to_thread(self._host.stand_aside)
-        await asyncio.to_thread(self._host.watch_xids)
-        await self._measure_processes(sweep)
+        paused = self._host.paused
+        await self._driver.get(lambda: self._ask_driver(sweep), None)
         if not paused:
             await self._feed_back(sweep, now)
         if now - self._sizes_at >= SIZES_EVERY_S:
@@ -182,16 +184,13 @@ class Monitor:
             self._report_large(now)
         await self._report_events(sweep, now)
         self._last_update = self._clock()
-        if self._collecting is None:
-            self._collecting = asyncio.create_task(self._collect_garbage(sweep, now))
-        if await _ends_within(self._collecting, GARBAGE_S):
-            collected, self._collecting = self._collecting, None
-            collected.result()
+        await self._collecting.get(lambda: self._collect_garbage(sweep, now), None)
 
     async def collect(self) -> tuple[Metric, ...]:
         """All series now; the regions and NVML are read live, in threads."""
         sweep, host = await asyncio.gather(
-            asyncio.to_thread(self._tracker.sweep), asyncio.to_thread(self._host.read)
+            asyncio.to_thread(self._tracker.sweep),
+            self._reading.get(lambda: asyncio.to_thread(self._host.read), HostState()),
         )
         now = self._clock()
         book = SeriesBook()
@@ -269,17 +268,21 @@ class Monitor:
                 self._meter.observe(directory.name, region, now)
         self._meter.retain(directory.name for directory in sweep.regions)
 
+    async def _ask_driver(self, sweep: Sweep) -> None:
+        await asyncio.to_thread(self._host.stand_aside)
+        await asyncio.to_thread(self._host.watch_xids)
+        await self._measure_processes(sweep)
+
     async def _measure_processes(self, sweep: Sweep) -> None:
         """For regions in which no library of ours counts GPU time: what NVML says about their processes."""
+        verified = self._verified
         silent = {
             directory.name: region
             for directory, region in sweep.regions.items()
-            if region is not None and not region.has_extension and self._verified.get(directory.name)
+            if region is not None and not region.has_extension and verified.get(directory.name)
         }
         use = await asyncio.to_thread(self._host.process_use) if silent else {}
-        self._shares = {
-            name: process_shares(region, self._verified[name], use) for name, region in silent.items()
-        }
+        self._shares = {name: process_shares(region, verified[name], use) for name, region in silent.items()}
 
     def _utilization(self, directory: CacheDirectory | None, region: Region | None) -> dict[int, float]:
         if directory is None or region is None:
@@ -399,12 +402,6 @@ def _writes(region: Region, verdict: Verdict, now: float) -> Writes:
         verdict.utilization_switch if verdict.utilization_switch != region.utilization_switch else None,
         int(now) if region.has_extension else None,
     )
-
-
-async def _ends_within(task: asyncio.Task[None], seconds: float) -> bool:
-    """Whether a task has ended by then; it goes on if not."""
-    done, _ = await asyncio.wait({task}, timeout=seconds)
-    return bool(done)
 
 
 async def cancel_and_wait(task: asyncio.Task[None]) -> None:
