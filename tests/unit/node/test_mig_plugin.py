@@ -34,11 +34,24 @@ DYNAMIC = Settings(
 )
 Make = Callable[..., dict[str, Any]]
 Until = Callable[..., Awaitable[None]]
+Build = Callable[..., Node]
 
 
 @pytest.fixture
 def nvml(make_nvml: Callable[..., Any]) -> Any:
     return make_nvml([(U1, MODEL, 40960 << 20), (U2, MODEL, 40960 << 20)])
+
+
+@pytest.fixture
+def build(cluster: Any, nvml: Any, folder: Path) -> Build:
+    """Makes a node whose cards have this driver, in mode mig unless the settings are others."""
+
+    def make(driver: FakeMig, settings: Settings = DYNAMIC, **options: Any) -> Node:
+        node = Node(cluster, nvml, folder, mig=driver, **options)
+        node.settings = settings
+        return node
+
+    return make
 
 
 @asynccontextmanager
@@ -81,10 +94,9 @@ def registered(node: Node) -> list[dict[str, Any]]:
 
 
 async def test_cards_of_mode_mig_are_registered_with_their_profiles_and_unscaled(
-    cluster: Any, nvml: Any, folder: Path, until: Until
+    build: Build, until: Until
 ) -> None:
-    node = Node(cluster, nvml, folder, mig=FakeMig(U1, U2))
-    node.settings = DYNAMIC
+    node = build(FakeMig(U1, U2))
     async with serving(node, until), node.kubelet.plugin() as stub:
         first, second = registered(node)
         assert (first["id"], first["mode"], first["count"]) == (U1, "mig", 7)
@@ -125,21 +137,21 @@ async def test_r10_a_card_whose_model_is_not_allowed_is_left_out_and_named(
         assert not driver.card(U2).current, "it is not touched"
 
 
-async def test_a_filtered_card_is_not_divided(cluster: Any, nvml: Any, folder: Path, until: Until) -> None:
+async def test_a_filtered_card_is_not_divided(build: Build, until: Until) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = Settings(mode="mig", mig_allowlist=DYNAMIC.mig_allowlist, excluded_indexes=frozenset({1}))
+    node = build(
+        driver, Settings(mode="mig", mig_allowlist=DYNAMIC.mig_allowlist, excluded_indexes=frozenset({1}))
+    )
     async with serving(node, until):
         assert [card["id"] for card in registered(node)] == [U1]
         assert [card.current for card in driver.cards] == [True, False]
 
 
 async def test_g1_d15_a_container_gets_its_instance_and_nothing_else(
-    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
+    build: Build, cluster: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = DYNAMIC
+    node = build(driver)
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     cluster.node_annotations["hami.io/mutex.lock"] = "2026-08-21T08:14:55Z,team-a,p"
     async with serving(node, until), node.kubelet.plugin() as stub:
@@ -164,11 +176,10 @@ async def test_g1_d15_a_container_gets_its_instance_and_nothing_else(
 
 
 async def test_device_nodes_of_an_instance_are_its_card_and_its_capabilities(
-    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
+    build: Build, cluster: Any, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, folder, mig=driver, pass_device_specs=True, dev_root="/run/nvidia")
-    node.settings = DYNAMIC
+    node = build(driver, pass_device_specs=True, dev_root="/run/nvidia")
     cluster.add(mig_pod(make_pod, "p", reservation(U2, "1g.5gb", 6, 1)))
     async with serving(node, until), node.kubelet.plugin() as stub:
         (answer,) = (await stub.Allocate(request([f"{U1}-1"]))).container_responses
@@ -181,13 +192,12 @@ async def test_device_nodes_of_an_instance_are_its_card_and_its_capabilities(
 
 
 async def test_with_a_cdi_strategy_each_instance_has_a_document_that_goes_with_it(
-    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
+    build: Build, cluster: Any, folder: Path, until: Until, make_pod: Make
 ) -> None:
     install_driver(folder / "driver")
     driver = FakeMig(U1, U2)
     delivery = Delivery(extras={}, device_nodes={}, cdi=CdiDelivery(cri=True, only=True))
-    node = Node(cluster, nvml, folder, mig=driver, delivery=delivery, driver_root="/driver")
-    node.settings = DYNAMIC
+    node = build(driver, delivery=delivery, driver_root="/driver")
     documents = folder / "var/run/cdi"
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     async with serving(node, until), node.kubelet.plugin() as stub:
@@ -214,14 +224,13 @@ async def test_with_a_cdi_strategy_each_instance_has_a_document_that_goes_with_i
 
 
 async def test_without_capability_nodes_no_document_is_made_and_no_instance_is_left(
-    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make, monkeypatch: pytest.MonkeyPatch
+    build: Build, cluster: Any, folder: Path, until: Until, make_pod: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("plugin_world.MINORS", {})
     install_driver(folder / "driver")
     driver = FakeMig(U1, U2)
     delivery = Delivery(extras={}, device_nodes={}, cdi=CdiDelivery(cri=True, only=True))
-    node = Node(cluster, nvml, folder, mig=driver, delivery=delivery, driver_root="/driver")
-    node.settings = DYNAMIC
+    node = build(driver, delivery=delivery, driver_root="/driver")
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     async with serving(node, until), node.kubelet.plugin() as stub:
         with pytest.raises(grpc.aio.AioRpcError, match="names no device node of MIG-"):
@@ -230,11 +239,10 @@ async def test_without_capability_nodes_no_document_is_made_and_no_instance_is_l
 
 
 async def test_g2_a_call_whose_second_container_fails_leaves_nothing(
-    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
+    build: Build, cluster: Any, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = DYNAMIC
+    node = build(driver)
     pod = mig_pod(
         make_pod,
         "p",
@@ -255,11 +263,10 @@ async def test_g2_a_call_whose_second_container_fails_leaves_nothing(
 
 
 async def test_a_pod_whose_slots_cannot_be_emptied_keeps_no_instance_and_no_ids(
-    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
+    build: Build, cluster: Any, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = DYNAMIC
+    node = build(driver)
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     cluster.fail_pod_patches = lambda notes: (
         ApiError(422, "Invalid", "no") if "hami.io/vgpu-devices-to-allocate" in notes else None
@@ -272,11 +279,10 @@ async def test_a_pod_whose_slots_cannot_be_emptied_keeps_no_instance_and_no_ids(
 
 
 async def test_g6_the_instance_of_an_ended_pod_goes_while_the_plugin_runs(
-    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
+    build: Build, cluster: Any, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = DYNAMIC
+    node = build(driver)
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     async with serving(node, until), node.kubelet.plugin() as stub:
         await stub.Allocate(request([f"{U1}-1"]))
@@ -286,10 +292,9 @@ async def test_g6_the_instance_of_an_ended_pod_goes_while_the_plugin_runs(
 
 
 async def test_a_card_that_becomes_ready_later_is_registered_and_offered_then(
-    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
+    build: Build, cluster: Any, until: Until, make_pod: Make
 ) -> None:
-    node = Node(cluster, nvml, folder, mig=FakeMig(U1, U2))
-    node.settings = DYNAMIC
+    node = build(FakeMig(U1, U2))
     cluster.add(make_pod("old", f"{U1},NVIDIA,3000,30:;", phase="Running", bind_phase="success"))
     async with serving(node, until), node.kubelet.plugin() as stub:
         assert [card["id"] for card in registered(node)] == [U2]
@@ -300,11 +305,10 @@ async def test_a_card_that_becomes_ready_later_is_registered_and_offered_then(
 
 
 async def test_g7_g11_restarts_of_kubelet_leave_instances_and_the_manager_alone(
-    cluster: Any, nvml: Any, folder: Path, until: Until, make_pod: Make
+    build: Build, cluster: Any, until: Until, make_pod: Make
 ) -> None:
     driver = FakeMig(U1, U2)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = DYNAMIC
+    node = build(driver)
     cluster.add(mig_pod(make_pod, "p", reservation(U1, "1g.5gb", 6, 1)))
     async with serving(node, until):
         async with node.kubelet.plugin() as stub:
@@ -326,15 +330,14 @@ async def test_g7_g11_restarts_of_kubelet_leave_instances_and_the_manager_alone(
 
 
 async def test_the_mig_lock_is_there_while_a_card_is_divided_and_gone_afterwards(
-    cluster: Any, nvml: Any, folder: Path, until: Until
+    build: Build, folder: Path, until: Until
 ) -> None:
     driver = FakeMig(U1, U2)
     lock = folder / "tmp/hami/hami-mig-apply.lock"
     seen = []
     plain = driver.enable
     driver.enable = lambda gpu: (seen.append(lock.exists()), plain(gpu))[1]  # type: ignore[method-assign, func-returns-value]
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = DYNAMIC
+    node = build(driver)
     async with serving(node, until):
         assert seen == [True, True]
         assert not lock.exists()
@@ -359,14 +362,13 @@ async def test_strategy_none_offers_whole_cards_only(
 
 
 async def test_strategy_mixed_offers_a_resource_for_each_profile_and_the_undivided_cards(
-    cluster: Any, nvml: Any, folder: Path, until: Until
+    build: Build, until: Until
 ) -> None:
     driver = FakeMig(U1, U2)
     driver.card(U1).current = driver.card(U1).pending = True
     small, other = driver.add(U1, 0, 6), driver.add(U1, 0, 5)
     large = driver.add(U1, 2, 0)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = static("mixed")
+    node = build(driver, static("mixed"))
     async with serving(node, until, 3):
         found = {item.resource_name: item.endpoint for item in node.kubelet.registered}
         assert found == {
@@ -385,13 +387,10 @@ async def test_strategy_mixed_offers_a_resource_for_each_profile_and_the_undivid
             assert {item.ID for item in await devices(stub)} == {f"{U2}-{slot}" for slot in range(3)}
 
 
-async def test_strategy_single_offers_devices_under_the_configured_name(
-    cluster: Any, nvml: Any, folder: Path, until: Until
-) -> None:
+async def test_strategy_single_offers_devices_under_the_configured_name(build: Build, until: Until) -> None:
     driver = FakeMig(U1, U2, divided=True)
     made = [driver.add(U1, 0, 6), driver.add(U2, 0, 6)]
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = static("single", resource_name="acme.io/gpu")
+    node = build(driver, static("single", resource_name="acme.io/gpu"))
     async with serving(node, until), node.kubelet.plugin() as stub:
         (found,) = node.kubelet.registered
         assert (found.resource_name, found.endpoint) == ("acme.io/gpu", "nvidia-gpu.sock")
@@ -400,12 +399,11 @@ async def test_strategy_single_offers_devices_under_the_configured_name(
 
 
 async def test_l27_static_devices_are_answered_without_a_pod(
-    cluster: Any, nvml: Any, folder: Path, until: Until
+    build: Build, cluster: Any, until: Until
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     one, two = driver.add(U1, 0, 6), driver.add(U1, 0, 5)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = static("mixed")
+    node = build(driver, static("mixed"))
     lock = "2026-08-21T08:14:55Z,team-a,somebody"
     cluster.node_annotations["hami.io/mutex.lock"] = lock
     async with serving(node, until), stub_of(node, "nvidia.com/mig-1g.5gb") as stub:
@@ -420,14 +418,11 @@ async def test_l27_static_devices_are_answered_without_a_pod(
         assert cluster.node_annotations["hami.io/mutex.lock"] == lock
 
 
-async def test_l28_a_second_share_of_a_device_is_refused_when_configured(
-    cluster: Any, nvml: Any, folder: Path, until: Until
-) -> None:
+async def test_l28_a_second_share_of_a_device_is_refused_when_configured(build: Build, until: Until) -> None:
     driver = FakeMig(U1, U2, divided=True)
     one = driver.add(U1, 0, 6)
     sharing = TimeSlicing((SharedResource("nvidia.com/mig-1g.5gb", 2),), fail_requests_greater_than_one=True)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = static("mixed", sharing=sharing)
+    node = build(driver, static("mixed", sharing=sharing))
     ids = [f"{one.compute[0]}::0", f"{one.compute[0]}::1"]
     async with serving(node, until), stub_of(node, "nvidia.com/mig-1g.5gb") as stub:
         assert [item.ID for item in await devices(stub)] == ids
@@ -442,13 +437,12 @@ async def test_l28_a_second_share_of_a_device_is_refused_when_configured(
 
 
 async def test_static_devices_are_answered_by_index_and_with_nodes_when_asked_for(
-    cluster: Any, nvml: Any, folder: Path, until: Until
+    build: Build, until: Until
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     driver.add(U1, 0, 6)
     one = driver.add(U1, 0, 5)
-    node = Node(cluster, nvml, folder, mig=driver, by_index=True, pass_device_specs=True, dev_root="/drv")
-    node.settings = static("mixed")
+    node = build(driver, static("mixed"), by_index=True, pass_device_specs=True, dev_root="/drv")
     async with serving(node, until), stub_of(node, "nvidia.com/mig-1g.5gb") as stub:
         (answer,) = (await stub.Allocate(request([one.compute[0]]))).container_responses
         assert dict(answer.envs) == {"NVIDIA_VISIBLE_DEVICES": "0:1"}
@@ -456,12 +450,11 @@ async def test_static_devices_are_answered_by_index_and_with_nodes_when_asked_fo
 
 
 async def test_h8_an_event_of_one_instance_makes_only_its_device_unhealthy(
-    cluster: Any, nvml: Any, folder: Path, until: Until
+    build: Build, cluster: Any, nvml: Any, until: Until
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     one, two = driver.add(U1, 0, 6), driver.add(U1, 0, 5)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = static("mixed")
+    node = build(driver, static("mixed"))
 
     async def health(stub: Any) -> dict[str, str]:
         return {item.ID: item.health for item in await devices(stub)}
@@ -484,9 +477,8 @@ async def test_h8_an_event_of_one_instance_makes_only_its_device_unhealthy(
     ],
 )
 async def test_strategy_single_does_not_start_on_a_node_that_is_not_all_alike(
+    build: Build,
     cluster: Any,
-    nvml: Any,
-    folder: Path,
     until: Until,
     divided: tuple[str, ...],
     instances: tuple[tuple[str, int, int], ...],
@@ -497,30 +489,25 @@ async def test_strategy_single_does_not_start_on_a_node_that_is_not_all_alike(
         driver.card(uuid).current = driver.card(uuid).pending = True
     for each in instances:
         driver.add(*each)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = static("single")
+    node = build(driver, static("single"))
     async with node:
         await until(lambda: any(re.search(words, text) for _, _, text in cluster.events))
         assert node.kubelet.registered == []
 
 
-async def test_strategy_single_without_a_divided_card_offers_whole_cards(
-    cluster: Any, nvml: Any, folder: Path, until: Until
-) -> None:
-    node = Node(cluster, nvml, folder, mig=FakeMig(U1, U2))
-    node.settings = static("single")
+async def test_strategy_single_without_a_divided_card_offers_whole_cards(build: Build, until: Until) -> None:
+    node = build(FakeMig(U1, U2), static("single"))
     async with serving(node, until), node.kubelet.plugin() as stub:
         assert len(await devices(stub)) == 6
         assert len(registered(node)) == 2
 
 
 async def test_strategy_mixed_warns_of_a_divided_card_without_devices_and_of_parts_of_instances(
-    cluster: Any, nvml: Any, folder: Path, until: Until, caplog: pytest.LogCaptureFixture
+    build: Build, until: Until, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = FakeMig(U1, U2, divided=True)
     driver.add(U2, 0, 6)
-    node = Node(cluster, nvml, folder, mig=driver)
-    node.settings = static("mixed")
+    node = build(driver, static("mixed"))
     async with serving(node, until):
         told = [getattr(record, "cause", "") for record in caplog.records if record.msg == "mig.not_offered"]
         assert told == [f"GPU 0 ({U1}) is divided by MIG and has no devices"]
