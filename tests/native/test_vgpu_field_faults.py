@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, Node, read_usage
+from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, Node, poke, read_usage
 
 from hami.protocol import region_layout as layout
-
-
-def poke(region: Path, offset: int, value: bytes) -> None:
-    with region.open("r+b") as stream:
-        stream.seek(offset)
-        stream.write(value)
 
 
 def test_b20_b21_semaphores_that_a_killed_process_holds_are_nobody_s_concern(node: Node) -> None:

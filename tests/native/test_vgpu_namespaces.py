@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from hostpid_harness import host_side
-from vgpu_harness import MIB, Node, Shell
+from hostpid_harness import host_side, inside
+from vgpu_harness import MIB, Node
 
 from hami.protocol import region_layout as layout
 
@@ -30,13 +29,6 @@ def served(node: Node) -> Iterator[Node]:
         yield node
 
 
-def host_pid(shell: Shell) -> int:
-    """The PID, in our namespace, of the program inside the shell's namespace."""
-    parent = shell.process.pid
-    (child,) = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return int(child)
-
-
 def slot(node: Node, container: str) -> tuple[int, int]:
     """PID and host PID in the first slot of a container's region."""
     data, base = node.region(container).read_bytes(), layout.V1.procs.base(0)
@@ -50,7 +42,7 @@ def test_the_host_pid_is_found_by_the_driver_s_list(served: Node) -> None:
     shell.must("init")
     assert slot(served, "a") == (1, 0)
     shell.must("retain 0")
-    assert slot(served, "a") == (1, host_pid(shell))
+    assert slot(served, "a") == (1, inside(shell))
 
 
 def test_a_context_is_measured_inside_a_namespace(served: Node) -> None:
@@ -104,4 +96,4 @@ def test_a68_two_processes_that_start_together_get_no_wrong_pid(served: Node) ->
             for _ in range(2):
                 assert shell.process.stdout.readline().split()[0] == "0"
         for which, shell in zip("ab", shells, strict=True):
-            assert slot(served, f"c{attempt}{which}")[1] in (0, host_pid(shell))
+            assert slot(served, f"c{attempt}{which}")[1] in (0, inside(shell))

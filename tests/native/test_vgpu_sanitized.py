@@ -7,7 +7,7 @@ import subprocess
 import time
 
 import pytest
-from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, Node, read_usage, wait_until
+from vgpu_harness import MIB, OUT_OF_MEMORY, SUCCESS, Node, has_moved, read_usage, wait_until
 
 
 @pytest.mark.parametrize("reach", ["link", "dlsym", "proc1", "proc2"])
@@ -130,14 +130,7 @@ def move_under_load(node: Node) -> None:
     node.region().unlink()
     assert shell.process.stdout.readline().split()[0] == str(SUCCESS)
 
-    def has_moved() -> bool:
-        shell.must("launch 1 1 32")
-        try:
-            return read_usage(node.region()) == {shell.process.pid: MIB}
-        except (OSError, ValueError):  # just being made
-            return False
-
-    wait_until(has_moved)
+    wait_until(lambda: has_moved(shell, node.region(), MIB))
     shell.must(f"free {kept}")
     shell.must(f"alloc {64 * MIB}")
     assert shell.leave() == 0

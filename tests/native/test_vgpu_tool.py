@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from vgpu_harness import MIB, OUT_OF_MEMORY, Node, Shell, read_usage, wait_until
+from vgpu_harness import MIB, OUT_OF_MEMORY, Node, Shell, has_moved, poke, read_usage, wait_until
 
 from hami.protocol import region_layout as layout
 
@@ -46,12 +46,6 @@ def told(node: Node, tool: str, path: Path, **env: str) -> str:
     done = run(node, tool, path, "--explain", **env)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def poke(region: Path, offset: int, value: bytes) -> None:
-    with region.open("r+b") as stream:
-        stream.seek(offset)
-        stream.write(value)
 
 
 def old_file(
@@ -344,14 +338,7 @@ def test_a_region_is_made_anew_only_with_force_while_processes_live(node: Node) 
     done = subprocess.run([tool, "--create_new", "--force"], env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr
 
-    def has_moved() -> bool:
-        shell.must("launch 1 1 32")
-        try:
-            return read_usage(node.region()) == {shell.process.pid: MIB}
-        except (OSError, ValueError):  # just being made
-            return False
-
-    wait_until(has_moved)
+    wait_until(lambda: has_moved(shell, node.region(), MIB))
     assert layout.V1.limit.read(node.region().read_bytes()) == 64 * MIB
 
 

@@ -249,3 +249,19 @@ def read_usage(region: Path, device: int = 0) -> dict[int, int]:
         if layout.V1Slot.status.read(data, base) != layout.SLOT_FREE:
             used[layout.V1Slot.pid.read(data, base)] = layout.V1Slot.used_total.read(data, base, device)
     return used
+
+
+def has_moved(shell: Shell, region: Path, used: int) -> bool:
+    """Whether a program whose region was exchanged is the one process in the new one, with its bytes."""
+    shell.must("launch 1 1 32")
+    try:
+        return read_usage(region) == {shell.process.pid: used}
+    except (OSError, ValueError):  # just being made
+        return False
+
+
+def poke(region: Path, offset: int, value: bytes) -> None:
+    """Write into a region from outside."""
+    with region.open("r+b") as stream:
+        stream.seek(offset)
+        stream.write(value)
