@@ -89,6 +89,10 @@ class ApiServer:
         assert code == 0, out
         return out
 
+    def read(self, kind: str, name: str, namespace: str) -> Any:
+        """An object; that there is none fails the test."""
+        return json.loads(self.ok("get", kind, name, "--namespace", namespace, "-o", "json"))
+
     def create(self, *objects: dict[str, Any], user: str = "admin") -> tuple[int, str]:
         """Create objects; exit status and output."""
         listed = {"apiVersion": "v1", "kind": "List", "items": list(objects)}

@@ -181,16 +181,15 @@ def _scheduling(server: ApiServer, folder: Path) -> Iterator[tuple[Path, Path]]:
 def _scheduling_on(server: ApiServer, folder: Path, port: int, own: int) -> Iterator[tuple[Path, Path]]:
     account = server.account(NAMESPACE, "hami-scheduler")
 
-    def read(kind: str, name: str) -> Any:
-        return json.loads(server.ok("get", kind, name, "--namespace", NAMESPACE, "-o", "json"))
-
-    config = yaml.safe_load(read("configmap", "hami-scheduler")["data"]["config.yaml"])
+    config = yaml.safe_load(server.read("configmap", "hami-scheduler", NAMESPACE)["data"]["config.yaml"])
     config["clientConnection"] = {"kubeconfig": str(account)}
     config["extenders"][0]["urlPrefix"] = f"https://127.0.0.1:{port}"
     (folder / "config.yaml").write_text(yaml.safe_dump(config), "utf-8")
     devices = folder / "device-config.yaml"
-    devices.write_text(read("configmap", "hami-scheduler-device")["data"]["device-config.yaml"], "utf-8")
-    spec = read("deployment", "hami-scheduler")["spec"]["template"]["spec"]
+    devices.write_text(
+        server.read("configmap", "hami-scheduler-device", NAMESPACE)["data"]["device-config.yaml"], "utf-8"
+    )
+    spec = server.read("deployment", "hami-scheduler", NAMESPACE)["spec"]["template"]["spec"]
     commands = {item["name"]: item["command"] for item in spec["containers"]}
     replaced = {
         "--http_bind=0.0.0.0:8443": f"--http_bind=127.0.0.1:{port}",
@@ -290,12 +289,13 @@ def test_the_rights_suffice_for_the_dashboard_and_tokens_decide_what_is_seen(
 def _dashboard(server: ApiServer, folder: Path, log: Path) -> Iterator[None]:
     """The dashboard as the chart starts it, with the rights it gives."""
 
-    def read(kind: str, name: str) -> Any:
-        return json.loads(server.ok("get", kind, name, "--namespace", NAMESPACE, "-o", "json"))
-
     devices = folder / "device-config.yaml"
-    devices.write_text(read("configmap", "hami-scheduler-device")["data"]["device-config.yaml"], "utf-8")
-    (found,) = read("deployment", "hami-dashboard")["spec"]["template"]["spec"]["containers"]
+    devices.write_text(
+        server.read("configmap", "hami-scheduler-device", NAMESPACE)["data"]["device-config.yaml"], "utf-8"
+    )
+    (found,) = server.read("deployment", "hami-dashboard", NAMESPACE)["spec"]["template"]["spec"][
+        "containers"
+    ]
     replaced = {
         "--bind=:8080": "--bind=127.0.0.1:0",
         "--device-config-file=/device-config/device-config.yaml": f"--device-config-file={devices}",

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 
+from hami.kube.client import Client as KubeClient
+from hami.kube.resources import PODS as KUBE_PODS
 from hami.local.api import spdy
 from hami.local.api.apiserver import ApiServer
 from hami.local.api.objects import Object, clone, dig, meta, name_of, namespace_of, rfc3339
@@ -182,8 +185,20 @@ class ReadyKubelet:
         await self.api.registry.update(PODS, namespace_of(pod), name_of(pod), change, subresource="status")
 
 
-async def until(condition: Callable[[], Any], limit_s: float = 60.0) -> None:
-    """Wait until ``condition()`` is true; fails the test after ``limit_s``."""
-    async with asyncio.timeout(limit_s):
-        while not condition():  # noqa: ASYNC110 - the condition is on objects of the API
-            await asyncio.sleep(0.01)
+async def until(
+    condition: Callable[[], Any], limit_s: float = 60.0, why: Callable[[], Exception] = TimeoutError
+) -> Any:
+    """What ``condition()`` gives once it is true; raises ``why()`` after ``limit_s``."""
+    try:
+        async with asyncio.timeout(limit_s):
+            while not (found := condition()):  # noqa: ASYNC110 - the condition is on objects of the API
+                await asyncio.sleep(0.01)
+    except TimeoutError:
+        raise why() from None
+    return found
+
+
+async def add_pod(client: KubeClient, name: str) -> None:
+    """A pod of one container in namespace ``default``."""
+    pod = {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
+    await client.create(KUBE_PODS, pod, msgspec.Raw, namespace="default")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from local_harness import until
 
 from hami.local.api.errors import ApiError
 from hami.local.api.objects import Object, annotations_of, dig
@@ -71,19 +71,13 @@ class Workload:
                 return str(condition["message"])
         return ""
 
-    async def until(self, condition: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(LIMIT_S):
-            while not (found := condition()):  # noqa: ASYNC110 - the condition is on objects of the API
-                await asyncio.sleep(0.02)
-        return found
-
     async def running(self, name: str) -> None:
-        await self.until(lambda: self.phase(name) != "Pending")
+        await until(lambda: self.phase(name) != "Pending")
         assert self.phase(name) == "Running", self.get(name)["status"]
 
     async def finished(self, name: str) -> str:
         """The log of a pod that has ended."""
-        await self.until(lambda: self.phase(name) in ("Succeeded", "Failed"))
+        await until(lambda: self.phase(name) in ("Succeeded", "Failed"))
         return await self.log(name)
 
     async def log(self, name: str) -> str:
@@ -139,7 +133,7 @@ async def test_without_namespaces_limits_hold_too() -> None:
 async def test_a_placed_pod_carries_its_allocation_and_the_node_is_unlocked(workload: Workload) -> None:
     await workload.create("p", "sleep 60", 4096, 30)
     await workload.running("p")
-    await workload.until(lambda: annotations_of(workload.get("p")).get("hami.io/bind-phase") == "success")
+    await until(lambda: annotations_of(workload.get("p")).get("hami.io/bind-phase") == "success")
     pod = workload.get("p")
     assert pod["spec"]["schedulerName"] == "hami-scheduler"
     assert annotations_of(pod)["hami.io/vgpu-node"] == "n1"
@@ -153,7 +147,7 @@ async def test_a_pod_that_does_not_fit_says_why_and_starts_when_room_is_made(wor
     await workload.create("big", "sleep 600", 32768, 50)
     await workload.running("big")
     await workload.create("late", "sleep 600", 16384, 20)
-    reason = await workload.until(lambda: workload.rejection("late"))
+    reason = await until(lambda: workload.rejection("late"))
     assert reason == "0/1 nodes are available: 1 1/1 CardInsufficientMemory."
     await workload.cluster.api.registry.delete(PODS, "default", "big", DeleteOptions(grace_s=0))
     await workload.running("late")
@@ -199,7 +193,7 @@ async def test_after_a_crash_of_the_scheduler_usage_is_known_again(workload: Wor
     # While the scheduler is down its webhook is too, and failurePolicy is Ignore: the name is given here.
     await workload.create("late", "sleep 600", 16384, 20, scheduler="hami-scheduler")
     reason = "0/1 nodes are available: 1 1/1 CardInsufficientMemory."
-    await workload.until(lambda: workload.rejection("late") == reason)
+    await until(lambda: workload.rejection("late") == reason)
     await workload.create("small", "sleep 600", 4096, 20)
     await workload.running("small")
 
@@ -264,7 +258,7 @@ async def test_events_tell_the_story_of_a_pod(workload: Workload) -> None:
     await workload.create("p", "sleep 600", 4096, 20)
     await workload.running("p")
     wanted = {"FilteringSucceed", "BindingSucceed", "Scheduled", "Started"}
-    await workload.until(
+    await until(
         lambda: wanted <= {event["reason"] for event in workload.cluster.api.store.list(EVENTS, "default")}
     )
 
@@ -292,7 +286,7 @@ async def test_a_full_node_is_passed_over_until_none_is_left() -> None:
             await workload.running(name)
         assert {workload.get(name)["spec"]["nodeName"] for name in ("a", "b")} == {"n1", "n2"}
         await workload.create("c", "sleep 600", 16384, 50)
-        assert await workload.until(lambda: workload.rejection("c")) == (
+        assert await until(lambda: workload.rejection("c")) == (
             "0/2 nodes are available: 2 1/1 CardInsufficientMemory."
         )
 
@@ -315,7 +309,7 @@ async def test_the_monitor_comes_back_at_its_address(workload: Workload) -> None
     url = workload.cluster.nodes["n1"].metrics_url
     monitor = workload.cluster.component("n1-monitor")
     await monitor.kill()
-    await workload.until(lambda: monitor.starts == 2)
+    await until(lambda: monitor.starts == 2)
     await monitor.wait_event("server.listening", LIMIT_S, server="metrics")
     assert "hami_monitor_nvml_up" in await workload.cluster.metrics("n1")
     assert workload.cluster.nodes["n1"].metrics_url == url

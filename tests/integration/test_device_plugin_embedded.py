@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
+from local_harness import until
 from prometheus_client.parser import text_string_to_metric_families
 
 from hami.local.api.apiserver import ApiServer
@@ -161,11 +162,7 @@ class Node:
         )
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise self.plugin.error("the condition never became true")
-            await asyncio.sleep(0.02)
+        await until(condition, LIMIT_S, lambda: self.plugin.error("the condition never became true"))
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from local_harness import until
 
 from hami.local.api.apiserver import ApiServer
 from hami.local.api.objects import Object, annotations_of, clone, dig, meta, name_of
@@ -177,11 +178,7 @@ class Node:
         await self.api.registry.update(PODS, "default", name, change)
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        deadline = time.monotonic() + LIMIT_S
-        while not condition():
-            if time.monotonic() > deadline:
-                raise self.plugin.error("the condition never became true")
-            await asyncio.sleep(0.02)
+        await until(condition, LIMIT_S, lambda: self.plugin.error("the condition never became true"))
 
     def _observe(self, key: str, event: Event) -> None:
         if key == NODES.key and LOCK in annotations_of(event.obj):

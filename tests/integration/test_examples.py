@@ -3,14 +3,13 @@ are in ``unit/vendors/test_vendor_examples.py``."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
 import yaml
+from local_harness import until
 
 from hami.local.api.errors import ApiError
 from hami.local.api.objects import Object, annotations_of, dig
@@ -20,7 +19,6 @@ from hami.local.cluster import Cluster, ClusterConfig, GpuNode, default_native
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 KINDS = {"Namespace": NAMESPACES, "Pod": PODS, "ResourceQuota": RESOURCEQUOTAS}
-LIMIT_S = 60.0
 
 
 class Applied:
@@ -46,11 +44,6 @@ class Applied:
         """Card, vendor, MiB and percent of a pod with one container and one card."""
         return annotations_of(self.pod(name))["hami.io/vgpu-devices-allocated"].rstrip(":;").split(",")
 
-    async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(LIMIT_S):
-            while not condition():  # noqa: ASYNC110 - the condition is on objects of the API
-                await asyncio.sleep(0.02)
-
     async def log(self, name: str) -> str:
         logs = self.cluster.api.logs
         assert logs is not None
@@ -72,7 +65,7 @@ async def applied() -> AsyncIterator[Applied]:
 
 async def two_pods_one_card(applied: Applied) -> None:
     for name in ("left", "right"):
-        await applied.until(lambda name=name: applied.phase(name) == "Running")  # type: ignore[misc]
+        await until(lambda name=name: applied.phase(name) == "Running")  # type: ignore[misc]
     assert applied.allocated("left")[2:] == ["4000", "30"]
     memory = {"NVIDIA A100-SXM4-40GB": "10240", "Tesla T4": "3840"}
     assert applied.allocated("right")[2] in memory.values()
@@ -80,13 +73,13 @@ async def two_pods_one_card(applied: Applied) -> None:
 
 
 async def over_the_limit(applied: Applied) -> None:
-    await applied.until(lambda: applied.phase("over-the-limit") == "Failed")
+    await until(lambda: applied.phase("over-the-limit") == "Failed")
     assert '"error": "CUDA_ERROR_OUT_OF_MEMORY"' in await applied.log("over-the-limit")
-    await applied.until(lambda: "HAMiMemoryRefused" in applied.reasons("over-the-limit"))
+    await until(lambda: "HAMiMemoryRefused" in applied.reasons("over-the-limit"))
 
 
 async def chosen_card(applied: Applied) -> None:
-    await applied.until(lambda: applied.phase("chosen-card") == "Running")
+    await until(lambda: applied.phase("chosen-card") == "Running")
     (node,) = applied.cluster.nodes
     cards = applied.cluster.api.store.get(NODES, "", node)
     register = msgspec.json.decode(annotations_of(cards)["hami.io/node-nvidia-register"])
@@ -95,8 +88,8 @@ async def chosen_card(applied: Applied) -> None:
 
 
 async def waits(applied: Applied) -> None:
-    await applied.until(lambda: "FailedScheduling" in applied.reasons("waits"))
-    await applied.until(
+    await until(lambda: "FailedScheduling" in applied.reasons("waits"))
+    await until(
         lambda: "2/2 CardInsufficientMemory" in str(dig(applied.pod("waits"), "status", "conditions"))
     )
     assert applied.phase("waits") == "Pending"
@@ -104,7 +97,7 @@ async def waits(applied: Applied) -> None:
 
 async def quota(applied: Applied) -> None:
     pod = (EXAMPLES / "over-the-limit.yaml").read_text()
-    await applied.until(lambda: _quota_known(applied))
+    await until(lambda: _quota_known(applied))
     with pytest.raises(ApiError, match="exceeding resource quota"):
         await applied.create(pod.replace("nvidia.com/gpumem: 2000", "nvidia.com/gpumem: 6001"), "team-a")
     await applied.create(pod, "team-a")

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+from local_harness import add_pod, until
 
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
@@ -58,13 +59,7 @@ async def following(
 
 async def make(client: Client, *names: str) -> None:
     for name in names:
-        pod = {"metadata": {"name": name}, "spec": {"containers": [{"name": "a", "image": "i"}]}}
-        await client.create(PODS, pod, msgspec.Raw, namespace="default")
-
-
-async def until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110 -- the test's own time-out ends a wait in vain
-        await asyncio.sleep(0.01)
+        await add_pod(client, name)
 
 
 async def test_everything_is_seen_through_broken_watches(embedded_api: ApiServer) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from local_harness import add_pod, until
 
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
@@ -39,19 +40,9 @@ def metadata(pod: Pod) -> Metadata:
     return pod.metadata
 
 
-async def add(client: Client, name: str) -> None:
-    pod = {"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i"}]}}
-    await client.create(PODS, pod, msgspec.Raw, namespace="default")
-
-
 async def label(client: Client, name: str, value: str) -> None:
     patch = {"metadata": {"labels": {"v": value}}}
     await client.patch(PODS, name, patch, msgspec.Raw, namespace="default")
-
-
-async def until(condition: Any) -> None:
-    while not condition():  # noqa: ASYNC110
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture
@@ -77,7 +68,7 @@ async def following(client: Client, log: Log, **options: Any) -> AsyncIterator[I
 @pytest.mark.parametrize("options", [{}, {"identity": metadata}])
 async def test_it_knows_all_there_is_and_then_every_change(client: Client, options: Any) -> None:
     for name in "abc":
-        await add(client, name)
+        await add_pod(client, name)
     first, second = Log(), Log()
     async with following(client, first, **options) as informer:
         await informer.tell(second)
@@ -86,30 +77,30 @@ async def test_it_knows_all_there_is_and_then_every_change(client: Client, optio
         second.calls.clear()
         await label(client, "a", "1")
         await client.delete(PODS, "b", namespace="default")
-        await add(client, "d")
+        await add_pod(client, "d")
         await until(lambda: "+d" in second.calls)
         assert [call for call in second.calls if call[0] != "~"] == ["-b", "+d"]
         assert "~a" in second.calls
         informer.tell_no_more()
         second.calls.clear()
-        await add(client, "e")
+        await add_pod(client, "e")
         await until(lambda: "+e" in first.calls)
         assert second.calls == []
 
 
 async def test_a_change_that_only_the_list_shows_reaches_both(client: Client) -> None:
-    await add(client, "a")
+    await add_pod(client, "a")
     first, second = Log(), Log()
     async with following(client, first) as informer:
         telling = asyncio.create_task(informer.tell(second))
-        await add(client, "b")
+        await add_pod(client, "b")
         await telling
         await until(lambda: "+b" in first.calls and "+b" in second.calls)
         assert first.calls.count("+b") == 1
 
 
 async def test_a_handler_that_fails_stops_neither_the_informer_nor_the_other(client: Client) -> None:
-    await add(client, "a")
+    await add_pod(client, "a")
 
     class Broken(Log):
         def on_add(self, pod: Pod) -> None:
@@ -118,6 +109,6 @@ async def test_a_handler_that_fails_stops_neither_the_informer_nor_the_other(cli
     first = Log()
     async with following(client, first) as informer:
         await informer.tell(Broken())
-        await add(client, "b")
+        await add_pod(client, "b")
         await until(lambda: "+b" in first.calls)
         assert informer.counters.handler_errors >= 2

@@ -7,7 +7,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,15 +128,10 @@ class Node:
         }
         await self.api.registry.create(PODS, "default", body)
 
-    async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(60.0):
-            while not condition():  # noqa: ASYNC110 - the condition is on objects of the API
-                await asyncio.sleep(0.02)
-
     async def phase(self, name: str, phase: str) -> Object:
         """The pod once it is in ``phase``; a pod that ends otherwise fails the test with its status."""
         ends = {"Succeeded", "Failed"}
-        await self.until(lambda: dig(self.pod(name), "status", "phase") in {phase, *ends})
+        await until(lambda: dig(self.pod(name), "status", "phase") in {phase, *ends})
         assert dig(self.pod(name), "status", "phase") == phase, self.pod(name)["status"]
         return self.pod(name)
 
@@ -198,22 +193,22 @@ def allocatable(node: Node) -> str | None:
 
 async def test_a_registered_plugin_shows_in_the_node(node: Node) -> None:
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
 
 
 async def test_an_unhealthy_device_leaves_allocatable_but_not_capacity(node: Node) -> None:
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     node.plugin.set_health("gpu-1", "Unhealthy")
-    await node.until(lambda: allocatable(node) == "3")
+    await until(lambda: allocatable(node) == "3")
     assert dig(node.api.store.get(NODES, "", "n1"), "status", "capacity")[GPU] == "4"
 
 
 async def test_a_plugin_that_ends_leaves_no_allocatable_devices(node: Node) -> None:
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     await node.plugin.stop()
-    await node.until(lambda: allocatable(node) == "0")
+    await until(lambda: allocatable(node) == "0")
 
 
 @pytest.fixture(params=ISOLATIONS, ids=lambda isolation: isolation.value)
@@ -226,7 +221,7 @@ async def isolated_node(request: pytest.FixtureRequest, embedded_api: ApiServer)
 async def test_a_container_gets_environment_and_mounts_of_the_answer(isolated_node: Node) -> None:
     node = isolated_node
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     await node.run("p", 'echo ids=$GPU_IDS; echo written > "$GPU_CACHE"', gpus=2)
     await node.phase("p", "Succeeded")
     assert await node.log("p") == "ids=gpu-0,gpu-1\n"
@@ -235,7 +230,7 @@ async def test_a_container_gets_environment_and_mounts_of_the_answer(isolated_no
 
 async def test_the_container_is_alone_in_its_namespaces(isolated_node: Node) -> None:
     await isolated_node.run("p", "echo pid=$$$$; hostname; id -u; ls /tmp | grep -cv ^hami-")
-    await isolated_node.until(lambda: isolated_node.phase_of("p") in ("Succeeded", "Failed"))
+    await until(lambda: isolated_node.phase_of("p") in ("Succeeded", "Failed"))
     pid, hostname, *rest = (await isolated_node.log("p")).splitlines()
     alone = isolated_node.kubelet.isolation is not Isolation.NONE
     assert ((pid, hostname, rest) == ("pid=1", "p", ["0", "0"])) is alone
@@ -243,7 +238,7 @@ async def test_the_container_is_alone_in_its_namespaces(isolated_node: Node) -> 
 
 async def test_without_namespaces_mounted_paths_are_rewritten(bare_node: Node) -> None:
     await bare_node.plugin.start()
-    await bare_node.until(lambda: allocatable(bare_node) == "4")
+    await until(lambda: allocatable(bare_node) == "4")
     await bare_node.run("p", 'echo written > "$GPU_CACHE"', gpus=1)
     await bare_node.phase("p", "Succeeded")
     assert (bare_node.plugin.host / "cache").read_text() == "written\n"
@@ -251,7 +246,7 @@ async def test_without_namespaces_mounted_paths_are_rewritten(bare_node: Node) -
 
 async def test_the_preferred_allocation_is_followed(node: Node) -> None:
     await node.plugin.start(prefers=True)
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     await node.run("p", "true", gpus=1)
     await node.phase("p", "Succeeded")
     assert node.plugin.allocated == [["gpu-3"]]
@@ -259,7 +254,7 @@ async def test_the_preferred_allocation_is_followed(node: Node) -> None:
 
 async def test_pre_start_gets_the_recorded_ids_and_pod_resources_shows_them(node: Node) -> None:
     await node.plugin.start(pre_start=True)
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     await node.run("p", "sleep 60", gpus=2)
     await node.phase("p", "Running")
     assert node.plugin.pre_started == [["gpu-0", "gpu-1"]]
@@ -272,7 +267,7 @@ async def test_pre_start_gets_the_recorded_ids_and_pod_resources_shows_them(node
 
 async def test_pod_resources_lists_no_ordinary_init_containers(node: Node) -> None:
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     limits = {"limits": {GPU: "1"}}
     init = {"name": "init", "image": "none", "command": ["true"], "resources": limits}
     side = {**init, "name": "side", "command": ["sleep", "60"], "restartPolicy": "Always"}
@@ -301,26 +296,26 @@ async def test_pod_resources_refuses_more_calls_than_kubelet_takes(
 
 async def test_a_container_waits_for_a_plugin_that_wants_to_be_asked_before_its_start(node: Node) -> None:
     await node.plugin.start(pre_start=True)
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     node.kubelet.restart_backoff_s = 0.05
     await node.run("p", "sleep 0.1; exit 1", gpus=1, restartPolicy="Always")
     await node.phase("p", "Running")
     await node.plugin.stop()
-    await node.until(lambda: allocatable(node) == "0")
+    await until(lambda: allocatable(node) == "0")
 
     def waiting() -> str:
         statuses = dig(node.pod("p"), "status", "containerStatuses") or [{}]
         return str((dig(statuses[0], "state", "waiting") or {}).get("message", ""))
 
-    await node.until(lambda: "PreStartContainer rpc failed" in waiting())
+    await until(lambda: "PreStartContainer rpc failed" in waiting())
     asked = len(node.plugin.pre_started)
     await node.plugin.start(pre_start=True)
-    await node.until(lambda: len(node.plugin.pre_started) > asked)
+    await until(lambda: len(node.plugin.pre_started) > asked)
 
 
 async def test_a_failed_allocate_fails_the_pod_with_unexpected_admission_error(node: Node) -> None:
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     node.plugin.refuse = "no binding pod found on node n1"
     await node.run("p", "true", gpus=1)
     pod = await node.phase("p", "Failed")
@@ -330,7 +325,7 @@ async def test_a_failed_allocate_fails_the_pod_with_unexpected_admission_error(n
 
 async def test_too_few_devices_fail_the_pod(node: Node) -> None:
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     await node.run("p", "true", gpus=5)
     pod = await node.phase("p", "Failed")
     assert "Requested: 5, Available: 4" in dig(pod, "status", "message")
@@ -338,7 +333,7 @@ async def test_too_few_devices_fail_the_pod(node: Node) -> None:
 
 async def test_devices_of_a_finished_pod_are_given_again(node: Node) -> None:
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     for name in ("a", "b"):
         await node.run(name, "true", gpus=4)
         await node.phase(name, "Succeeded")
@@ -347,13 +342,13 @@ async def test_devices_of_a_finished_pod_are_given_again(node: Node) -> None:
 
 async def test_after_a_kubelet_restart_grants_stand_and_the_plugin_can_come_back(node: Node) -> None:
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     await node.run("p", "sleep 60", gpus=3)
     await node.phase("p", "Running")
     await node.plugin.stop()
     await node.kubelet.restart()
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     await node.run("q", "true", gpus=2)
     pod = await node.phase("q", "Failed")
     assert "Requested: 2, Available: 1" in dig(pod, "status", "message")
@@ -362,10 +357,10 @@ async def test_after_a_kubelet_restart_grants_stand_and_the_plugin_can_come_back
 
 async def test_a_kubelet_restart_during_an_allocation_fails_the_pod_with_a_reason(node: Node) -> None:
     await node.plugin.start()
-    await node.until(lambda: allocatable(node) == "4")
+    await until(lambda: allocatable(node) == "4")
     node.plugin.proceed.clear()
     await node.run("p", "true", gpus=1)
-    await node.until(lambda: bool(node.plugin.allocated))
+    await until(lambda: bool(node.plugin.allocated))
     await node.kubelet.restart()
     node.plugin.proceed.set()
     pod = await node.phase("p", "Failed")
@@ -400,7 +395,7 @@ async def test_a_failing_program_is_restarted_with_policy_on_failure(node: Node)
         found: Object = (dig(node.pod("p"), "status", "containerStatuses") or [{}])[0]
         return found
 
-    await node.until(lambda: status().get("restartCount", 0) >= 2 and status()["lastState"])
+    await until(lambda: status().get("restartCount", 0) >= 2 and status()["lastState"])
     assert dig(status(), "lastState", "terminated", "exitCode") == 7
 
 
@@ -420,7 +415,7 @@ async def test_deleting_a_pod_sends_sigterm_then_removes_the_object(node: Node) 
         while await node.log("p") != "ready\n":  # noqa: ASYNC110 - the log is a file
             await asyncio.sleep(0.02)
     await node.api.registry.delete(PODS, "default", "p")
-    await node.until(lambda: node.api.store.find(PODS, "default", "p") is None)
+    await until(lambda: node.api.store.find(PODS, "default", "p") is None)
     assert said.read_text() == "bye\n"
 
 
@@ -428,7 +423,7 @@ async def test_a_pod_that_ignores_sigterm_is_killed_after_its_grace_period(node:
     await node.run("p", "trap '' TERM; while :; do sleep 0.05; done")
     await node.phase("p", "Running")
     await node.api.registry.delete(PODS, "default", "p", DeleteOptions(grace_s=1))
-    await node.until(lambda: node.api.store.find(PODS, "default", "p") is None)
+    await until(lambda: node.api.store.find(PODS, "default", "p") is None)
 
 
 async def test_the_log_can_be_followed_and_cut(node: Node) -> None:
@@ -463,16 +458,16 @@ def sleepers(nap: str) -> list[int]:
 async def test_no_process_is_left_when_the_kubelet_stops(node: Node, nap: str) -> None:
     await node.run("p", f"setsid sleep {nap} & sleep {nap}")
     await node.phase("p", "Running")
-    await node.until(lambda: len(sleepers(nap)) == 2)
+    await until(lambda: len(sleepers(nap)) == 2)
     await node.kubelet.stop()
-    await node.until(lambda: not sleepers(nap))
+    await until(lambda: not sleepers(nap))
 
 
 async def test_without_namespaces_no_process_is_left_either(bare_node: Node, nap: str) -> None:
     await bare_node.run("p", f"setsid sleep {nap} & sleep {nap}")
-    await bare_node.until(lambda: len(sleepers(nap)) == 2)
+    await until(lambda: len(sleepers(nap)) == 2)
     await bare_node.api.registry.delete(PODS, "default", "p", DeleteOptions(grace_s=0))
-    await bare_node.until(lambda: not sleepers(nap))
+    await until(lambda: not sleepers(nap))
 
 
 async def test_without_namespaces_what_a_program_leaves_behind_ends_with_it(
@@ -480,7 +475,7 @@ async def test_without_namespaces_what_a_program_leaves_behind_ends_with_it(
 ) -> None:
     await bare_node.run("p", f"setsid sleep {nap} > /dev/null 2>&1 &")
     await bare_node.phase("p", "Succeeded")
-    await bare_node.until(lambda: not sleepers(nap))
+    await until(lambda: not sleepers(nap))
 
 
 _KILLED = """

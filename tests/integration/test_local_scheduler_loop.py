@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
 import pytest
 from aiohttp import web
+from local_harness import until
 
 from hami.local.api.apiserver import ApiServer
 from hami.local.api.objects import Object, dig
@@ -82,14 +83,8 @@ class World:
                 return f"{condition['reason']}: {condition['message']}"
         return ""
 
-    async def until(self, condition: Callable[[], Any]) -> Any:
-        async with asyncio.timeout(60.0):
-            while not (found := condition()):  # noqa: ASYNC110 - the condition is on objects of the API
-                await asyncio.sleep(0.01)
-        return found
-
     async def bound(self, name: str) -> str:
-        return str(await self.until(lambda: dig(self.get(name), "spec", "nodeName")))
+        return str(await until(lambda: dig(self.get(name), "spec", "nodeName")))
 
 
 @pytest.fixture
@@ -161,7 +156,7 @@ async def test_a_rejection_shows_in_condition_and_event(world: World) -> None:
     world.extender.reject = {"n1": "1/1 CardInsufficientMemory"}
     await world.pod("p", {GPU: "1"})
     expected = "0/1 nodes are available: 1 1/1 CardInsufficientMemory."
-    assert await world.until(lambda: world.rejected("p")) == f"Unschedulable: {expected}"
+    assert await until(lambda: world.rejected("p")) == f"Unschedulable: {expected}"
     event = next(found for found in world.api.store.list(EVENTS, "default"))
     assert (event["reason"], event["message"], event["source"]["component"]) == (
         "FailedScheduling", expected, "hami-scheduler",
@@ -173,21 +168,19 @@ async def test_reasons_of_filters_and_extender_are_counted_together(world: World
     await world.node("b")
     world.extender.reject = {"b": "CardNotHealth"}
     await world.pod("p", {GPU: "1", "cpu": "1"})
-    assert await world.until(lambda: world.rejected("p")) == (
+    assert await until(lambda: world.rejected("p")) == (
         "Unschedulable: 0/2 nodes are available: 1 CardNotHealth, 1 Insufficient cpu."
     )
 
 
 async def test_without_nodes_the_pod_says_so(world: World) -> None:
     await world.pod("p", {GPU: "1"})
-    assert await world.until(lambda: world.rejected("p")) == (
-        "Unschedulable: no nodes available to schedule pods"
-    )
+    assert await until(lambda: world.rejected("p")) == ("Unschedulable: no nodes available to schedule pods")
 
 
 async def test_a_new_node_brings_a_rejected_pod_back(world: World) -> None:
     await world.pod("p", {GPU: "1"})
-    await world.until(lambda: world.rejected("p"))
+    await until(lambda: world.rejected("p"))
     await world.node("n1")
     assert await world.bound("p") == "n1"
 
@@ -198,7 +191,7 @@ async def test_the_end_of_another_pod_brings_a_rejected_pod_back(world: World) -
     await world.bound("first")
     world.extender.reject = {"n1": "1/1 CardInsufficientMemory"}
     await world.pod("p", {GPU: "1"})
-    await world.until(lambda: world.rejected("p"))
+    await until(lambda: world.rejected("p"))
     world.extender.reject = {}
     await world.api.registry.delete(PODS, "default", "first")
     assert await world.bound("p") == "n1"
@@ -208,7 +201,7 @@ async def test_a_touched_annotation_brings_a_rejected_pod_back(world: World) -> 
     await world.node("n1")
     world.extender.reject = {"n1": "quota"}
     await world.pod("p", {GPU: "1"})
-    await world.until(lambda: world.rejected("p"))
+    await until(lambda: world.rejected("p"))
     world.extender.reject = {}
 
     def touch(pod: Object) -> Object:
@@ -222,7 +215,7 @@ async def test_our_own_status_write_is_no_reason_to_try_again(world: World) -> N
     await world.node("n1")
     world.extender.reject = {"n1": "full"}
     await world.pod("p", {GPU: "1"})
-    await world.until(lambda: world.rejected("p"))
+    await until(lambda: world.rejected("p"))
     await asyncio.sleep(1.5)
     assert len(world.extender.filters) == 1
 
@@ -231,7 +224,7 @@ async def test_an_error_of_the_extender_is_retried(world: World) -> None:
     await world.node("n1")
     world.extender.filter_error = "not yet synced"
     await world.pod("p", {GPU: "1"})
-    assert await world.until(lambda: world.rejected("p")) == "SchedulerError: not yet synced"
+    assert await until(lambda: world.rejected("p")) == "SchedulerError: not yet synced"
     world.extender.filter_error = ""
     assert await world.bound("p") == "n1"
 
@@ -240,7 +233,7 @@ async def test_a_http_error_of_the_extender_is_retried(world: World) -> None:
     await world.node("n1")
     world.extender.status = 500
     await world.pod("p", {GPU: "1"})
-    assert "code 500" in await world.until(lambda: world.rejected("p"))
+    assert "code 500" in await until(lambda: world.rejected("p"))
     world.extender.status = 200
     assert await world.bound("p") == "n1"
 
@@ -249,7 +242,7 @@ async def test_a_failed_bind_is_retried_from_the_filter(world: World) -> None:
     await world.node("n1")
     world.extender.bind_error = "node n1 has been locked within 5m0s: node lock contention"
     await world.pod("p", {GPU: "1"})
-    assert "node lock contention" in await world.until(lambda: world.rejected("p"))
+    assert "node lock contention" in await until(lambda: world.rejected("p"))
     world.extender.bind_error = ""
     assert await world.bound("p") == "n1"
     assert len(world.extender.filters) == 2
@@ -274,6 +267,6 @@ async def test_two_pods_do_not_take_the_same_room(world: World) -> None:
     await world.node("n1", cpu="1")
     for name in ("a", "b"):
         await world.pod(name, {"cpu": "1"})
-    await world.until(lambda: world.rejected("a") or world.rejected("b"))
+    await until(lambda: world.rejected("a") or world.rejected("b"))
     bound = [name for name in ("a", "b") if dig(world.get(name), "spec", "nodeName")]
     assert len(bound) == 1

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from local_harness import until
 
 from hami.local.api.objects import Object, annotations_of, dig
 from hami.local.api.resources import PODS
 from hami.local.cluster import DEVICE_CONFIG, Cluster, ClusterConfig, GpuNode, default_native
 
 NOTE = "hami.io/vgpu-mig-allocations"
-LIMIT_S = 60.0
 ALLOWED = [{"models": ["A100-SXM4-40GB"], "profiles": ["1g.5gb", "2g.10gb", "3g.20gb", "7g.40gb"]}]
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - the condition is on objects of the API
-            await asyncio.sleep(0.02)
 
 
 def pod(name: str, memory_mib: int) -> Object:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
+from local_harness import until
 
 from hami.local.api.objects import Object, annotations_of, dig
 from hami.local.api.resources import EVENTS, NODES, PODS
@@ -15,15 +14,8 @@ from hami.protocol.inventory import decode_json
 from hami.protocol.pair_scores import decode_pair_scores
 
 SCORES = "hami.io/node-nvidia-score"
-LIMIT_S = 60.0
 LINKS = "0-3:4,1-2:2"
 """Two pairs, four links and two: neither is the pair that stands first or is next on PCIe."""
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(LIMIT_S):
-        while not condition():  # noqa: ASYNC110 - the condition is on objects of the API
-            await asyncio.sleep(0.02)
 
 
 @pytest.fixture
