@@ -126,6 +126,29 @@ async def test_a_connection_that_is_lost_and_a_refusal_afterwards_release(world:
     assert free(world)
 
 
+@pytest.mark.parametrize("code", [401, 403, 429])
+async def test_a_repetition_that_is_not_worked_on_says_nothing_of_the_first(world: Any, code: int) -> None:
+    """The first may still be carried out: the cards must not be given to another pod meanwhile."""
+    pod = await placed(world)
+    refusals = [
+        web.json_response({"kind": "Status"}, status=code, headers={"Retry-After": "3600"})
+        for _ in range(2 if code == 401 else 1)  # after 401 another credential is tried
+    ]
+    fault = Fault(world, status(504), *refusals)
+    assert await world.bind(pod, "n1") == ""
+    assert fault.bindings == 2 + len(refusals)
+
+
+async def test_a_binding_that_can_no_longer_be_carried_out_nor_sent_is_over(world: Any) -> None:
+    pod = await placed(world)
+    binder = world.scheduler.binder
+    binder._settings = type(binder._settings)(late_s=0.0)
+    Fault(world, status(504), status(403))
+    assert "403" in await world.bind(pod, "n1")
+    assert world.scheduler.state.reservation(pod["metadata"]["uid"]) is None
+    assert world.used_mib("n1") == [0]
+
+
 async def test_while_the_outcome_is_unknown_the_reservation_is_held_and_filter_waits(start: Any) -> None:
     async with start() as world:
         pod = await placed(world)

@@ -14,7 +14,15 @@ from typing import Any
 
 from hami.kube.bugs import BugLog
 from hami.kube.client import Client
-from hami.kube.errors import UNPROCESSED, ApiError, Conflict, KubeError, NotFound
+from hami.kube.errors import (
+    UNPROCESSED,
+    ApiError,
+    Conflict,
+    Forbidden,
+    KubeError,
+    NotFound,
+    Unauthorized,
+)
 from hami.kube.events import ObjectRef
 from hami.kube.operations import bind_pod
 from hami.kube.resources import PODS
@@ -50,6 +58,7 @@ class Outcome(enum.Enum):
 
     BOUND = "bound"
     REFUSED = "refused"
+    UNPROCESSED = "unprocessed"  # not this time: it says nothing of one that was sent before
     UNKNOWN = "unknown"
 
 
@@ -313,7 +322,7 @@ class Binder:
         """Send the Binding until its outcome is known, and draw the consequences."""
         term = self._leadership.term
         first_s = max(_LEAST_FIRST_S, self._within(deadline))
-        result = await self._attempt(reservation, annotations, repeated=False, timeout_s=first_s)
+        result = await self._attempt(reservation, annotations, timeout_s=first_s)
         if result.outcome is Outcome.UNKNOWN:
             self._state.binding_unknown(reservation.uid)
             log.warning("binding.unknown", extra={"pod": _name(reservation), "reason": result.text})
@@ -338,8 +347,8 @@ class Binder:
         """GET, and the same Binding again while the pod is unbound: only a definite answer ends this
         (decision 25).
 
-        It is not sent again once another replica may have led, and may have given the cards to other pods:
-        then it is over when what was sent can no longer be carried out.
+        It is not sent again once another replica may have led, and may have given the cards to other pods.
+        Then, or when it cannot be sent, it is over once what was sent can no longer be carried out.
         """
         delay = _SETTLE_FIRST_S
         until = Deadline(self._settings.late_s)
@@ -349,9 +358,12 @@ class Binder:
             too_late = until.has_passed
             result = await self._look(reservation)
             if result is None and self._leadership.leads_since(term):
-                result = await self._attempt(reservation, annotations, repeated=True)
-                until = Deadline(self._settings.late_s)
-            elif result is None and self._leadership.term != term and too_late:
+                result = await self._attempt(reservation, annotations)
+                if result.outcome is Outcome.UNKNOWN:
+                    until = Deadline(self._settings.late_s)
+                elif result.outcome is Outcome.UNPROCESSED and not too_late:
+                    continue
+            elif result is None and too_late:
                 result = Result(Outcome.REFUSED, NOT_LEADER)
             if result is not None and result.outcome is not Outcome.UNKNOWN:
                 return result
@@ -360,8 +372,6 @@ class Binder:
         self,
         reservation: Reservation,
         annotations: Mapping[str, str],
-        *,
-        repeated: bool,
         timeout_s: float | None = None,
     ) -> Result:
         try:
@@ -378,9 +388,8 @@ class Binder:
         except Conflict as error:
             seen = await self._look(reservation)
             return seen or Result(Outcome.REFUSED, str(error))
-        except UNPROCESSED as error:
-            # this one was not processed; an earlier one of unknown outcome may still land
-            return Result(Outcome.UNKNOWN if repeated else Outcome.REFUSED, str(error))
+        except (*UNPROCESSED, Unauthorized, Forbidden) as error:
+            return Result(Outcome.UNPROCESSED, str(error))
         except ApiError as error:
             definite = error.status < 500 and error.status != 408
             return Result(Outcome.REFUSED if definite else Outcome.UNKNOWN, str(error))
