@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import sys
 import tempfile
@@ -272,6 +273,17 @@ async def test_a_child_is_told_what_to_do_and_its_line_is_the_finding(
     )
     assert await checker.look(U1) == Finding(f"['look', '{U1}', '/driver-root', None, False]", "s")
     assert await checker.probe(U1) == Finding(f"['probe', '{U1}', '/driver-root', '{U1}', False]", "s")
+
+
+async def test_a_node_without_room_for_a_process_has_found_a_problem(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", refuse)
+    found = await ChildChecker().look(U1)
+    assert found.problem == "no process can be started for the look: Resource temporarily unavailable"
 
 
 @pytest.mark.parametrize(

@@ -85,13 +85,16 @@ class ChildChecker:
         environment = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
         if kind == PROBE:
             environment["CUDA_VISIBLE_DEVICES"] = uuid
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", self._module, kind, uuid, self._driver_root),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=environment,
-        )
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", self._module, kind, uuid, self._driver_root),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=environment,
+            )
+        except OSError as error:
+            return Finding(f"no process can be started for the {kind}: {error.strerror or error}")
         try:
             async with asyncio.timeout(limit_s):
                 assert child.stdout is not None
