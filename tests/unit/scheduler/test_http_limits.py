@@ -160,9 +160,9 @@ async def test_more_bodies_at_once_than_memory_is_set_aside_for_are_refused(
     monkeypatch.setattr(server, "_HELD_AT_LEAST", 0)
     application = Application({"/echo": echo}, {}, 1000)
     hold = asyncio.Event()
-    scope = {"type": "http", "path": "/echo", "method": "POST", "client": ("127.0.0.1", 1)}
 
-    async def ask() -> int:
+    async def ask(client: str) -> int:
+        scope = {"type": "http", "path": "/echo", "method": "POST", "client": (client, 1)}
         messages = [{"type": "http.request", "body": b"x" * 1000, "more_body": True}]
         statuses: list[int] = []
 
@@ -178,12 +178,15 @@ async def test_more_bodies_at_once_than_memory_is_set_aside_for_are_refused(
         await application(scope, receive, send)
         return statuses[0]
 
-    waiting = [asyncio.create_task(ask()) for _ in range(server.BODIES_AT_ONCE)]
+    waiting = [asyncio.create_task(ask("10.0.0.7")) for _ in range(server.BODIES_AT_ONCE)]
     await asyncio.sleep(0)
-    assert await ask() == 503
+    assert await ask("10.0.0.8") == 503
+    waiting += [asyncio.create_task(ask("127.0.0.1")) for _ in range(server.BODIES_AT_ONCE)]
+    await asyncio.sleep(0)
+    assert await ask("127.0.0.1") == 503, "what others hold is not taken from kube-scheduler's"
     hold.set()
-    assert await asyncio.gather(*waiting) == [200] * server.BODIES_AT_ONCE
-    assert await ask() == 200
+    assert await asyncio.gather(*waiting) == [200] * 2 * server.BODIES_AT_ONCE
+    assert await ask("10.0.0.7") == 200
 
 
 @pytest.mark.parametrize(

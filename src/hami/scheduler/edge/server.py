@@ -60,7 +60,7 @@ class Application:
         self._max_body_bytes = max_body_bytes
         self._max_held_bytes = max(BODIES_AT_ONCE * max_body_bytes, _HELD_AT_LEAST)
         self._remote = posts if remote is None else remote
-        self._held = 0  # bytes of bodies in memory
+        self._held = {True: 0, False: 0}  # bytes of bodies in memory, of clients on this machine and others
         self._bugs = bugs or BugLog(log)
 
     async def __call__(self, scope: Any, receive: Receive, send: Send) -> None:
@@ -88,11 +88,12 @@ class Application:
             if method != "POST":
                 await _answer(send, 405, b"", _TEXT, ((b"allow", b"POST"),))
                 return
-            posts = self._posts if is_loopback(scope["client"]) else self._remote
+            local = is_loopback(scope["client"])
+            posts = self._posts if local else self._remote
             if path not in posts:
                 await _answer(send, 403, b"only clients on this machine may ask this\n", _TEXT, _CLOSE)
                 return
-            await self._post(posts[path], receive, send)
+            await self._post(posts[path], receive, send, local=local)
         elif path in self._gets:
             if method not in ("GET", "HEAD"):
                 await _answer(send, 405, b"", _TEXT, ((b"allow", b"GET, HEAD"),))
@@ -101,15 +102,15 @@ class Application:
         else:
             await _answer(send, 404, b"404 page not found\n", _TEXT)
 
-    async def _post(self, handler: Post, receive: Receive, send: Send) -> None:
+    async def _post(self, handler: Post, receive: Receive, send: Send, *, local: bool) -> None:
         body = _Body(self._max_body_bytes)
         try:
             async with asyncio.timeout(BODY_TIMEOUT_S):
                 while not body.complete:
                     held = body.held
                     body.take(await receive())
-                    self._held += body.held - held
-                    if self._held > self._max_held_bytes:
+                    self._held[local] += body.held - held
+                    if self._held[local] > self._max_held_bytes:
                         await _answer(send, 503, b"too many long requests at once\n", _TEXT, _CLOSE)
                         return
             if not body.abandoned:
@@ -120,7 +121,7 @@ class Application:
                 raise
             await _answer(send, 408, b"the request took too long\n", _TEXT, _CLOSE)
         finally:
-            self._held -= body.held
+            self._held[local] -= body.held
 
 
 class _Body:
