@@ -48,33 +48,21 @@ from hami.protocol.patch import json_patch
 from hami.protocol.quantity import as_int64, canonical, value
 from hami.protocol.timestamps import format_rfc3339, parse_handshake, parse_rfc3339
 from hami.protocol.views import (
-    Binding,
     Event,
     Lease,
     Node,
-    NodeList,
     Pod,
-    PodList,
-    RawList,
     ResourceQuota,
-    Status,
-    WatchEvent,
     decode,
 )
 
 LONGEST: Final = 4096
 VIEWS: Final = (
-    Binding,
     Event,
     Lease,
     Node,
-    NodeList,
     Pod,
-    PodList,
-    RawList,
     ResourceQuota,
-    Status,
-    WatchEvent,
 )
 
 

@@ -124,17 +124,13 @@ def sm_limit_env(position: int) -> str:
 
 
 class VendorKeys(msgspec.Struct, frozen=True):
-    """The annotation keys of one vendor (by its common word). ``""`` where the vendor has no such key.
-
-    ``to_allocate_written`` is false where the key is only reserved: readers know it, nobody writes it.
-    """
+    """The annotation keys of one vendor (by its common word). ``""`` where the vendor has no such key."""
 
     common_word: str
     allocated: str
     to_allocate: str = ""
     register: str = ""
     handshake: str = ""
-    to_allocate_written: bool = True
 
 
 NVIDIA: Final = "NVIDIA"
@@ -172,8 +168,7 @@ VENDOR_KEYS: Final[Mapping[str, VendorKeys]] = MappingProxyType(
             VendorKeys(
                 "Mthreads",
                 "hami.io/mthreads-vgpu-devices-allocated",
-                "hami.io/mthreads-vgpu-devices-to-allocate",
-                to_allocate_written=False,
+                "hami.io/mthreads-vgpu-devices-to-allocate",  # readers know it, nobody writes it
             ),
             VendorKeys(
                 "Metax-GPU", "hami.io/metax-gpu-devices-allocated", "hami.io/metax-gpu-devices-to-allocate"

@@ -35,15 +35,6 @@ class View(msgspec.Struct, frozen=True, gc=False, rename="camel"):
 # --- metadata -----------------------------------------------------------------------------------------------
 
 
-class OwnerReference(View, frozen=True):
-    """Who owns an object."""
-
-    kind: str = ""
-    name: str = ""
-    uid: str = ""
-    controller: bool | None = None
-
-
 class Metadata(View, frozen=True):
     """The part of ``metadata`` that we read."""
 
@@ -55,7 +46,6 @@ class Metadata(View, frozen=True):
     deletion_timestamp: str | None = None
     annotations: dict[str, str] | None = None
     labels: dict[str, str] | None = None
-    owner_references: list[OwnerReference] | None = None
 
 
 class ObjectView(View, frozen=True):
@@ -176,7 +166,6 @@ class ContainerStatus(View, frozen=True):
     name: str = ""
     container_id: str | None = msgspec.field(default=None, name="containerID")
     state: ContainerState | None = None
-    restart_count: int = 0
 
 
 class PodCondition(View, frozen=True):
@@ -313,7 +302,6 @@ class LeaseSpec(View, frozen=True):
 
     holder_identity: str | None = None
     lease_duration_seconds: int | None = None
-    acquire_time: str | None = None
     renew_time: str | None = None
     lease_transitions: int | None = None
 
@@ -324,89 +312,14 @@ class Lease(ObjectView, frozen=True):
     spec: LeaseSpec = LeaseSpec()
 
 
-class ObjectReference(View, frozen=True):
-    """A reference to an object."""
-
-    kind: str = ""
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-
-
-class EventSource(View, frozen=True):
-    """Who reported an event."""
-
-    component: str | None = None
-    host: str | None = None
-
-
 class Event(ObjectView, frozen=True):
-    """A core/v1 event."""
+    """The part of a core/v1 event that we read."""
 
-    involved_object: ObjectReference = ObjectReference()
     reason: str | None = None
     message: str | None = None
     type: str | None = None
     count: int | None = None
-    source: EventSource | None = None
-    first_timestamp: str | None = None
     last_timestamp: str | None = None
-
-
-class Binding(ObjectView, frozen=True):
-    """A pod binding: the annotations and labels to merge into the pod, and the node."""
-
-    target: ObjectReference = ObjectReference()
-
-
-# --- lists and watches --------------------------------------------------------------------------------------
-
-
-class ListMetadata(View, frozen=True):
-    """Where a list stands; ``continue_token`` is set while more pages follow."""
-
-    resource_version: str = ""
-    continue_token: str | None = msgspec.field(default=None, name="continue")
-    remaining_item_count: int | None = None
-
-
-class RawList(View, frozen=True):
-    """One page of a list with undecoded items."""
-
-    metadata: ListMetadata = ListMetadata()
-    items: list[msgspec.Raw] | None = None
-
-
-class PodList(View, frozen=True):
-    """One page of pods."""
-
-    metadata: ListMetadata = ListMetadata()
-    items: list[Pod] | None = None
-
-
-class NodeList(View, frozen=True):
-    """One page of nodes."""
-
-    metadata: ListMetadata = ListMetadata()
-    items: list[Node] | None = None
-
-
-class WatchEvent(View, frozen=True):
-    """One line of a watch: ``ADDED``, ``MODIFIED``, ``DELETED``, ``BOOKMARK`` or ``ERROR``, and the undecoded
-    object.
-    """
-
-    type: str
-    object: msgspec.Raw
-
-
-class Status(View, frozen=True):
-    """The API server's answer to a refused request."""
-
-    status: str = ""
-    message: str | None = None
-    reason: str | None = None
-    code: int | None = None
 
 
 # --- decoding -----------------------------------------------------------------------------------------------

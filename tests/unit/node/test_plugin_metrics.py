@@ -18,7 +18,9 @@ from prometheus_client.core import Metric
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.errors import AllocateError, NoBindingPodError, NodeError
 from hami.node.exact.errors import NotYetError
+from hami.node.hostpid.child import BrokerChild
 from hami.node.nvml import XidEvent
+from hami.node.paths import HostPaths
 from hami.node.plugin.counters import PluginCounters, reason_of
 from hami.node.plugin.metrics import PluginMetrics, plugin_metrics
 from hami.protocol.errors import HamiError
@@ -42,6 +44,11 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+async def test_before_the_broker_has_started_the_others_are_shown(host: HostPaths) -> None:
+    found = await PluginMetrics(BrokerChild(host).totals, PluginCounters()).collect()
+    assert {metric.name for metric in found} == {metric.name for metric in plugin_metrics(PluginCounters())}
 
 
 def test_allocations_are_counted_by_result_and_reason_with_their_time() -> None:

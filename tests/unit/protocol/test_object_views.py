@@ -23,7 +23,7 @@ from hami.protocol.extender import (
     encode_filter_result,
 )
 from hami.protocol.patch import json_patch
-from hami.protocol.views import Lease, Node, Pod, PodList, ResourceQuota, WatchEvent, decode
+from hami.protocol.views import Lease, Node, Pod, ResourceQuota, decode
 
 POD = {
     "metadata": {"name": "p", "namespace": "ns", "uid": "u", "annotations": None, "labels": {"a": "b"}},
@@ -76,14 +76,6 @@ def test_other_kinds_are_read() -> None:
     assert dict(quota.hard) == {"limits.nvidia.com/gpumem": "2k"}
     lease = decode('{"spec":{"holderIdentity":"x","leaseDurationSeconds":15}}', Lease)
     assert (lease.spec.holder_identity, lease.spec.lease_duration_seconds) == ("x", 15)
-    event = decode('{"type":"ADDED","object":{"metadata":{}}}', WatchEvent)
-    assert bytes(event.object) == b'{"metadata":{}}'
-    page = decode('{"metadata":{"resourceVersion":"7","continue":"t"},"items":[{}]}', PodList)
-    assert (page.metadata.resource_version, page.metadata.continue_token, len(page.items or [])) == (
-        "7",
-        "t",
-        1,
-    )
 
 
 def test_errors_name_the_place_and_sizes_are_bounded() -> None:

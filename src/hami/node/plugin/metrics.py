@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from hami.node.hostpid.counters import Totals
+from hami.node.hostpid.errors import BrokerError
 from hami.node.hostpid.metrics import broker_metrics
 from hami.node.plugin.counters import BUCKETS_S, PluginCounters
 
@@ -28,7 +29,15 @@ class PluginMetrics:
     async def collect(self) -> tuple[Metric, ...]:
         """All series now."""
         own = plugin_metrics(self._counters) if self._counters is not None else ()
-        return (*own, *(broker_metrics(self._broker()) if self._broker is not None else ()))
+        return (*own, *self._broker_metrics())
+
+    def _broker_metrics(self) -> tuple[Metric, ...]:
+        if self._broker is None:
+            return ()
+        try:
+            return broker_metrics(self._broker())
+        except BrokerError:  # it is only about to start, and may wait for another one to end
+            return ()
 
 
 def plugin_metrics(counters: PluginCounters) -> tuple[Metric, ...]:
