@@ -426,6 +426,41 @@ def test_no_process_gets_a_limit_of_its_own_by_using_up_its_address_space(plain_
     assert "0 2 0" in found
 
 
+def test_the_watching_thread_is_started_later_where_none_can_be_had_at_first(plain_node: Node) -> None:
+    """For want of memory for its stack, which a program can bring about."""
+    code = (
+        PRELUDE
+        + """
+import signal, time
+def watchers():
+    tasks = os.listdir("/proc/self/task")
+    return sum(open(f"/proc/self/task/{task}/comm").read() == "vgpu-watch\\n" for task in tasks)
+limit = resource.getrlimit(resource.RLIMIT_AS)
+for kib in range(-64, 256, 16):
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"] += f".{kib}.cache"
+        good(cuda.cuInit(0))
+        size = int(open("/proc/self/statm").read().split()[0]) * 4096
+        resource.setrlimit(resource.RLIMIT_AS, (size + kib * 1024, limit[1]))
+        result = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)
+        resource.setrlimit(resource.RLIMIT_AS, limit)
+        if result == 0:
+            good(cuda.cuCtxSetCurrent(context))
+            while watchers() == 0:
+                for _ in range(64):
+                    good(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(512)))
+                    good(cuda.cuMemFree_v2(pointer))
+                time.sleep(0.01)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], end=" ")
+"""
+    )
+    assert set(plain_node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split()) == {"0"}
+
+
 def test_handle_and_mapping_may_go_at_the_same_time(node: Node) -> None:
     """Each of two threads does what could be the last thing to the memory: it is given back once."""
     code = (

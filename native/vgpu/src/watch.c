@@ -104,8 +104,10 @@ static bool start_thread(void) {
 }
 
 void vg_watch_look(void) {
+    static _Atomic uint64_t not_before; /* where no thread can be had just now */
     struct vg_space *space = vg_here();
-    if (atomic_load_explicit(&vg_gate->leading, memory_order_relaxed))
+    if (atomic_load_explicit(&vg_gate->leading, memory_order_relaxed) ||
+        vg_unix_seconds() < atomic_load_explicit(&not_before, memory_order_relaxed))
         return;
     bool led = atomic_load(&space->extension->leader) != 0;
     uint64_t tick = atomic_load(&space->extension->tick);
@@ -118,8 +120,11 @@ void vg_watch_look(void) {
         vg_region_moved(space);
         return;
     }
-    if (start_thread())
+    if (start_thread()) {
         atomic_store(&space->extension->leader, (uint32_t)(space->slot + 1));
-    else
-        vg_long_lock_drop(&leadership);
+        return;
+    }
+    vg_long_lock_drop(&leadership);
+    atomic_store(&not_before, vg_unix_seconds() + 1);
+    atomic_store(&vg_gate->leading, false);
 }
