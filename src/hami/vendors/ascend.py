@@ -125,12 +125,7 @@ def _profile(chip: Chip) -> VendorProfile:
     networked = word.startswith(ascend_choice.NETWORKED)
     return VendorProfile(
         word,
-        ResourceNames(
-            config.resource_count_name,
-            config.resource_memory_name,
-            config.resource_core_name,
-            max(config.memory_factor, 1),
-        ),
+        ResourceNames.of(config),
         Rules(
             Register("json", own.register),
             to_allocate=own.to_allocate,

@@ -51,12 +51,7 @@ _KEYS: Final = keys.VENDOR_KEYS["MLU"]
 def build(device_config: DeviceConfig) -> tuple[VendorProfile, ...]:
     """The profile of section `cambricon`."""
     config = device_config.cambricon
-    names = ResourceNames(
-        config.resource_count_name,
-        config.resource_memory_name,
-        config.resource_core_name,
-        config.memory_factor or MEMORY_UNIT,
-    )
+    names = ResourceNames.of(config, MEMORY_UNIT)
     cards = CapacityCards("cambricon-mlu", slots=100, cores=100, cores_per_card=100, part_is_a_card=False)
     rules = Rules(
         Register("capacity", cards=cards, labels=_LABELS),

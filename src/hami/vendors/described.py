@@ -30,12 +30,7 @@ def _profile(config: ProfileConfig) -> VendorProfile:
         default_cores=config.default_cores,
         real_count=config.counted_by_kubelet,
     )
-    names = ResourceNames(
-        config.resource_count_name,
-        config.resource_memory_name,
-        config.resource_core_name,
-        max(config.memory_factor, 1),
-    )
+    names = ResourceNames.of(config)
     return VendorProfile(word, names, rules, STANDARD_CHECKS, standard_needs, always_exact, STANDARD)
 
 

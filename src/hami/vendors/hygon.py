@@ -16,12 +16,7 @@ _KEYS: Final = keys.VENDOR_KEYS["DCU"]
 def build(device_config: DeviceConfig) -> tuple[VendorProfile, ...]:
     """The profile of section `hygon`."""
     config = device_config.hygon
-    names = ResourceNames(
-        config.resource_count_name,
-        config.resource_memory_name,
-        config.resource_core_name,
-        max(config.memory_factor, 1),
-    )
+    names = ResourceNames.of(config)
     rules = Rules(
         Register("csv", _KEYS.register),
         to_allocate=_KEYS.to_allocate,

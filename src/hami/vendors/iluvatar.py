@@ -39,12 +39,7 @@ def build(device_config: DeviceConfig) -> tuple[VendorProfile, ...]:
 def _build_chip(config: IluvatarConfig) -> VendorProfile:
     word = config.common_word
     chip = keys.iluvatar_keys(word)
-    names = ResourceNames(
-        config.resource_count_name,
-        config.resource_memory_name,
-        config.resource_core_name,
-        config.memory_factor or MEMORY_UNIT,
-    )
+    names = ResourceNames.of(config, MEMORY_UNIT)
     rules = Rules(
         _register(config, chip.register),
         to_allocate=chip.to_allocate,

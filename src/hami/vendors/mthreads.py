@@ -57,12 +57,7 @@ _KEYS: Final = keys.VENDOR_KEYS["Mthreads"]
 def build(device_config: DeviceConfig) -> tuple[VendorProfile, ...]:
     """The profile of section `mthreads`."""
     config = device_config.mthreads
-    names = ResourceNames(
-        config.resource_count_name,
-        config.resource_memory_name,
-        config.resource_core_name,
-        config.memory_factor or MEMORY_UNIT,
-    )
+    names = ResourceNames.of(config, MEMORY_UNIT)
     units = max(config.core_units, 1)
     rules = Rules(
         Register("capacity", cards=CapacityCards("mthreads", slots=100, cores=units, cores_per_card=units)),

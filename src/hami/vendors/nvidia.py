@@ -56,13 +56,7 @@ def build(device_config: DeviceConfig) -> tuple[VendorProfile, ...]:
     """The profile of section `nvidia`."""
     config = device_config.nvidia
     extra = {PERCENTAGE: config.resource_percentage_name, PRIORITY: config.resource_priority_name}
-    names = ResourceNames(
-        config.resource_count_name,
-        config.resource_memory_name,
-        config.resource_core_name,
-        max(config.memory_factor, 1),
-        {word: name for word, name in extra.items() if name},
-    )
+    names = ResourceNames.of(config, extra={word: name for word, name in extra.items() if name})
     rules = Rules(
         Register("json", _KEYS.register, watched=(keys.NVIDIA_PAIR_SCORES,)),
         to_allocate=_KEYS.to_allocate,

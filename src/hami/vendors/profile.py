@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from hami.protocol.allocation import Allocation, ContainerDevice
 from hami.protocol.inventory import DeviceInfo, Inventory
@@ -29,6 +29,22 @@ from hami.vendors.terms import (
 )
 
 
+class SharesSection(Protocol):
+    """A section of the device config of a vendor whose cards are shared by memory and cores."""
+
+    @property
+    def resource_count_name(self) -> str: ...
+
+    @property
+    def resource_memory_name(self) -> str: ...
+
+    @property
+    def resource_core_name(self) -> str: ...
+
+    @property
+    def memory_factor(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class ResourceNames:
     """Kubernetes resource names of one vendor; "" where it has none."""
@@ -42,6 +58,19 @@ class ResourceNames:
     )  # e.g. {"percentage": "nvidia.com/gpumem-percentage"}
     also_counted: tuple[str, ...] = ()  # further names of the count resource; a node reports one of them
     bytes_with_suffix: bool = False  # a quota on memory that is written with Ki, Mi, Gi... is bytes
+
+    @classmethod
+    def of(
+        cls, section: SharesSection, memory_unit: int = 1, extra: Mapping[str, str] | None = None
+    ) -> "ResourceNames":
+        """The names in a section of the device config; ``memory_unit`` is the factor where it gives none."""
+        return cls(
+            section.resource_count_name,
+            section.resource_memory_name,
+            section.resource_core_name,
+            section.memory_factor if section.memory_factor > 0 else memory_unit,
+            extra or {},
+        )
 
     def all(self) -> tuple[str, ...]:
         """Every non-empty name, count first."""
