@@ -125,7 +125,7 @@ class Binder:
         self._settling: dict[str, asyncio.Task[Result]] = {}
         self._preparing: set[str] = set()  # pod uids between their bind request and their Binding
         self._notes: OrderedDict[str, PodNote] = OrderedDict()
-        self._half_done = HalfAllocated(client, state.profiles, clock)
+        self._half_done = HalfAllocated(client, state.profiles)
         self.use_profiles()
 
     def use_profiles(self) -> None:

@@ -4,6 +4,7 @@ Such a plugin finds the later containers by their pod's phase and node alone, an
 this one. So the next pod with that vendor's cards waits until the to-allocate annotation has no devices left.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
@@ -36,7 +37,10 @@ class HalfAllocated:
     """The last such pod of each node; what another replica bound is not known here."""
 
     def __init__(
-        self, client: Client, profiles: Mapping[str, VendorProfile], clock: Callable[[], float]
+        self,
+        client: Client,
+        profiles: Mapping[str, VendorProfile],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -57,7 +61,9 @@ class HalfAllocated:
             key for word, key in self._keys.items() for slot in reservation.allocations.get(word, ()) if slot
         ]
         if len(slots) > 1:
-            until = self._clock() + WAIT_S
+            now = self._clock()
+            self._last = {node: last for node, last in self._last.items() if now < last.until}
+            until = now + WAIT_S
             self._last[reservation.node] = _Bound(
                 reservation.uid, reservation.namespace, reservation.name, tuple(dict.fromkeys(slots)), until
             )
