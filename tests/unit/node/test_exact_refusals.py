@@ -189,3 +189,20 @@ def test_allocate_answers_names_and_needs_ids(world: World) -> None:
     )
     with pytest.raises(RefusedError, match="at least one device id"):
         world.plugin.names([[]])
+
+
+async def test_an_answer_that_is_given_while_the_pods_are_listed_is_not_forgotten(served: World) -> None:
+    """It would count as never given: the pod stays unmarked, and an edited annotation is believed."""
+    listed = served.cluster.pods
+
+    async def meanwhile() -> list[Pod]:
+        found = [pod for pod in await listed() if pod.name != "p"]  # it was bound a moment later
+        await served.started("p")
+        return found
+
+    served.cluster.pods = meanwhile
+    await served.plugin.prune()
+    served.cluster.pods = listed
+    served.cluster.notes("p")[ALLOCATED] = f"{U1},NVIDIA,9000,30:;"
+    with pytest.raises(RefusedError, match="somebody changed the annotation"):
+        await served.started("p")

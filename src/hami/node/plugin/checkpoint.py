@@ -77,12 +77,14 @@ class Checkpoint:
         """Remove the entry of an answer that was never given."""
         self._entries.pop((pod_uid, container), None)
 
-    def retain(self, pod_uids: Collection[str]) -> bool:
-        """Drop the entries of pods that are gone; whether any was dropped."""
-        gone = [key for key in self._entries if key[0] not in pod_uids]
-        for key in gone:
-            del self._entries[key]
-        return bool(gone)
+    @property
+    def pods(self) -> frozenset[str]:
+        """UIDs of the pods that have entries."""
+        return frozenset(uid for uid, _ in self._entries)
+
+    def drop(self, pod_uids: Collection[str]) -> None:
+        """Remove the entries of pods that are gone."""
+        self._entries = {key: entry for key, entry in self._entries.items() if key[0] not in pod_uids}
 
     @property
     def entries(self) -> tuple[Entry, ...]:

@@ -36,14 +36,19 @@ class Ledger:
             kept = await asyncio.to_thread(self._workspace.set_aside_checkpoint)
             log.warning("checkpoint.unreadable", extra={"cause": str(error), "kept_as": kept})
             self._cluster.node_event("Warning", "HAMiCheckpointUnreadable", f"{error}; kept as {kept}")
-        alive = {pod.uid for pod in await self._cluster.pods()}
-        await asyncio.to_thread(self._restore_files, alive, limits_files)
+        gone = await self._gone()
+        await asyncio.to_thread(self._restore_files, gone, limits_files)
 
     async def prune(self) -> None:
         """Forget the entries of pods that are gone."""
-        alive = {pod.uid for pod in await self._cluster.pods()}
-        if self.checkpoint.retain(alive):
+        if gone := await self._gone():
+            self.checkpoint.drop(gone)
             await self.save()
+
+    async def _gone(self) -> frozenset[str]:
+        """UIDs of pods that are gone; a pod that gets its answer while the others are listed is none."""
+        before = self.checkpoint.pods
+        return before - {pod.uid for pod in await self._cluster.pods()}
 
     async def save(self) -> None:
         """Return once everything that was in the checkpoint at the call is on disk; callers that wait at the
@@ -63,8 +68,8 @@ class Ledger:
         """Write the checkpoint file; blocks."""
         self._workspace.save_checkpoint(self.checkpoint)
 
-    def _restore_files(self, alive: set[str], limits_files: bool) -> None:
-        dropped = self.checkpoint.retain(alive)
+    def _restore_files(self, gone: frozenset[str], limits_files: bool) -> None:
+        self.checkpoint.drop(gone)
         for entry in self.checkpoint.entries if limits_files else ():
             if not entry.limits:
                 continue  # MIG devices have no limits
@@ -72,5 +77,5 @@ class Ledger:
                 self._workspace.write_limits(entry.pod_uid, entry.container, entry.limits)
             except (OSError, UnsafePathError) as error:
                 log.warning("limits.restore_failed", extra={"pod": entry.pod, "cause": str(error)})
-        if dropped:
+        if gone:
             self.save_now()
