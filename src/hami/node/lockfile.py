@@ -37,6 +37,8 @@ def try_lock(directory: int, name: str, path: str, owner: int) -> int | None:
     try:
         _check(os.fstat(lock), path, owner)
         taken = _flock(lock) and is_entry(lock, directory, name)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
     finally:
         if not taken:
             os.close(lock)

@@ -91,6 +91,7 @@ def test_what_is_no_error_of_ours_is_not_counted() -> None:
         (AllocateError("device number not matched: 2 and 1"), "device_number"),
         (AllocateError("failed to prepare host PID lock parent: x"), "lock_parent"),
         (AllocateError("/x is not a regular file"), "mount_source"),
+        (AllocateError("names card 'A' with -1 MiB: no scheduler writes that"), "annotation"),
         (AllocateError("something else"), "other"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import shutil
 import socket
@@ -108,6 +110,18 @@ def test_a_lock_file_that_is_not_ours_alone_is_refused(node: Node, plant: str) -
     with pytest.raises(UnsafePathError, match=str(path)):
         PluginLock(node.paths).take()
     assert not (node.root / "target").exists()
+
+
+def test_a_file_system_without_locks_is_named_with_the_file(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    lock = PluginLock(node.paths)
+    with pytest.raises(OSError, match=f"No locks available.*{lock.path}"):
+        lock.take()
 
 
 async def test_new_rights_of_our_socket_are_no_new_socket(

@@ -26,6 +26,7 @@ _REASONS: Final = (
     ("device request not found", "annotation"),
     ("has no device allocation", "annotation"),
     ("somebody changed the annotation", "annotation"),
+    ("no scheduler writes that", "annotation"),
     ("which is unhealthy", "unhealthy_card"),
     ("no CDI document describes", "cdi"),
 )
