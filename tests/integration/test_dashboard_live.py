@@ -33,6 +33,7 @@ from hami.kube.resources import PODS as KUBE_PODS
 from hami.local.api.apiserver import ApiServer
 from hami.local.api.resources import NODES, PODS
 from hami.local.cluster import Cluster
+from hami.local.serving import serving
 
 NOW = 1_787_400_000.0
 MIB = 1 << 20
@@ -149,13 +150,8 @@ async def monitor(answer: str, status: int = 200) -> AsyncIterator[int]:
 
     app = web.Application()
     app.router.add_get("/metrics", metrics)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield runner.addresses[0][1]
-    finally:
-        await runner.cleanup()
+    async with serving(app) as port:
+        yield port
 
 
 def plugin(port: int, *, namespace: str = "kube-system") -> dict[str, Any]:

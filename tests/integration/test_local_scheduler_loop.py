@@ -16,6 +16,7 @@ from hami.local.api.apiserver import ApiServer
 from hami.local.api.objects import Object, dig
 from hami.local.api.resources import EVENTS, NODES, PODS
 from hami.local.scheduling.scheduler_loop import Extender, Profile, SchedulerLoop
+from hami.local.serving import serving
 
 GPU = "nvidia.com/gpu"
 MANAGED = frozenset({GPU, "nvidia.com/gpumem"})
@@ -93,24 +94,17 @@ async def world(embedded_api: ApiServer) -> AsyncIterator[World]:
     app = web.Application()
     app.router.add_post("/filter", extender.filter)
     app.router.add_post("/bind", extender.bind)
-    runner = web.AppRunner(app, shutdown_timeout=0.5)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    loop = SchedulerLoop(
-        embedded_api.registry,
-        time.time,
-        [
+    async with serving(app) as port:
+        profiles = [
             Profile("default-scheduler"),
-            Profile("hami-scheduler", Extender(url, MANAGED), ignored=MANAGED),
-        ],
-    )
-    try:
-        await loop.start()
-        yield World(embedded_api, extender)
-    finally:
-        await loop.stop()
-        await runner.cleanup()
+            Profile("hami-scheduler", Extender(f"http://127.0.0.1:{port}", MANAGED), ignored=MANAGED),
+        ]
+        loop = SchedulerLoop(embedded_api.registry, time.time, profiles)
+        try:
+            await loop.start()
+            yield World(embedded_api, extender)
+        finally:
+            await loop.stop()
 
 
 async def test_a_pod_with_devices_is_filtered_and_bound_by_the_extender(world: World) -> None:

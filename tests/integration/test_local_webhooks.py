@@ -26,6 +26,7 @@ from hami.local.api.resources import (
     VALIDATING_WEBHOOKS,
     Resource,
 )
+from hami.local.serving import serving
 
 Review = Callable[[Any], Any]
 
@@ -83,16 +84,11 @@ async def hook(tmp_path: Path) -> AsyncIterator[WebhookServer]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "tls.crt", tmp_path / "tls.key")
     app = web.Application()
-    runner = web.AppRunner(app, shutdown_timeout=0.5)
     server = WebhookServer("", base64.b64encode(authority.certificate_pem).decode())
     app.router.add_post("/webhook", server.handle)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    server.url = f"https://127.0.0.1:{runner.addresses[0][1]}"
-    try:
+    async with serving(app, context) as port:
+        server.url = f"https://127.0.0.1:{port}"
         yield server
-    finally:
-        await runner.cleanup()
 
 
 async def install(api: ApiServer, configuration: Any, kind: Resource = MUTATING_WEBHOOKS) -> None:

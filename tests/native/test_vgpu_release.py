@@ -184,7 +184,6 @@ def test_the_tool_of_this_machine_reads_a_region(release_node: Node) -> None:
     assert str(shell.process.pid) in done.stdout
 
 
-@pytest.mark.timeout(400)
 def test_a_build_from_another_folder_gives_the_same_bytes(tmp_path: Path) -> None:
     """Sources at another path, nothing of the first build but zig's own parts of glibc."""
     machine = platform.machine()

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import pytest
 from fault_scenario import CRASHES, STORMS, Run, cluster_config
 
 from hami.local.cluster import Cluster
@@ -13,7 +12,6 @@ from hami.local.cluster import Cluster
 STEPS = 14  # fewer than in a campaign, for the time of `make test`
 
 
-@pytest.mark.timeout(400)
 async def test_after_kills_at_random_moments_every_pod_runs_or_says_why() -> None:
     async with Cluster(cluster_config()) as cluster:
         for seed in (1, 2):
@@ -21,7 +19,6 @@ async def test_after_kills_at_random_moments_every_pod_runs_or_says_why() -> Non
             assert report.actions["kill"] + report.actions["trap"] > 0
 
 
-@pytest.mark.timeout(400)
 async def test_after_a_storm_of_api_faults_every_pod_runs_or_says_why() -> None:
     async with Cluster(cluster_config()) as cluster:
         report = await Run(cluster, 1, STORMS, steps=STEPS).go()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from fault_scenario import CRASHES, Run, cluster_config
 
 from hami.local.api.objects import annotations_of
@@ -11,7 +10,6 @@ from hami.local.api.store import Event
 from hami.local.cluster import Cluster
 
 
-@pytest.mark.timeout(400)
 async def test_in_mode_exact_after_kills_at_random_moments_every_pod_runs_or_says_why() -> None:
     locks: list[str] = []
 

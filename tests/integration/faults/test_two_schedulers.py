@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pytest
 from fault_api import ApiFaults, Storm
 from fault_invariants import ALLOCATED, LOCK, Ledger, compared, metric_lines, rebuild
 
@@ -191,7 +190,6 @@ def pod_object(name: str, mib: int) -> Object:
     }
 
 
-@pytest.mark.timeout(300)
 async def test_two_schedulers_never_promise_a_card_twice(embedded_api: ApiServer) -> None:
     rng = random.Random(SEED)
     api = embedded_api
@@ -255,7 +253,6 @@ async def _unsettled(api: ApiServer, both: list[Scheduler]) -> list[str]:
     return found
 
 
-@pytest.mark.timeout(300)
 async def test_two_loops_in_front_of_one_scheduler_bind_every_pod_once(embedded_api: ApiServer) -> None:
     rng = random.Random(SEED)
     api = embedded_api

@@ -20,6 +20,7 @@ from hami.answers.replay import Replay
 from hami.answers.simulate import pods_of_spec, simulate
 from hami.answers.snapshot import decode_snapshot
 from hami.answers.top import top
+from hami.local.serving import serving
 from hami.protocol.errors import HamiError
 from hami.vendors.config import ConfigError, parse_config
 
@@ -181,17 +182,10 @@ async def test_one_monitor_that_talks_nonsense_takes_no_other_ones_figures_away(
 
     app = web.Application()
     app.router.add_get("/{name}", answer)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    try:
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        host, port = runner.addresses[0][:2]
-        urls = tuple(f"http://{host}:{port}/{name}" for name in ("bad", "good", "odd"))
+    async with serving(app) as port:
+        urls = tuple(f"http://127.0.0.1:{port}/{name}" for name in ("bad", "good", "odd"))
         notes: list[str] = []
         containers, cards = await usage(None, "", urls, notes)  # type: ignore[arg-type]
-    finally:
-        await runner.cleanup()
     assert containers == []
     assert [(card.device, card.memory) for card in cards] == [("c1", 5.0)]
     (note,) = notes

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hami.dashboard.history import METRICS, History, Points, thinned
 from hami.dashboard.monitors import plain_session
 from hami.dashboard.prometheus import Prometheus, PrometheusError, query_of, step_of
+from hami.local.serving import serving
 
 DAY = 86400.0
 
@@ -82,13 +83,8 @@ async def server(answer: Any, status: int = 200) -> AsyncIterator[tuple[str, lis
 
     app = web.Application()
     app.router.add_get("/api/v1/query_range", query)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}", asked
-    finally:
-        await runner.cleanup()
+    async with serving(app) as port:
+        yield f"http://127.0.0.1:{port}", asked
 
 
 async def test_thirty_days_are_at_most_1000_points_with_a_step_of_ours() -> None:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
+from hami.local.serving import serving
 
 Responder = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -92,13 +93,9 @@ async def api() -> AsyncIterator[FakeApi]:
     fake = FakeApi()
     app = web.Application(client_max_size=1 << 26)
     app.router.add_route("*", "/{tail:.*}", fake.handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    fake.url = "http://127.0.0.1:{}".format(*runner.addresses[0][1:2])
-    yield fake
-    await runner.cleanup()
+    async with serving(app) as port:
+        fake.url = f"http://127.0.0.1:{port}"
+        yield fake
 
 
 @pytest.fixture

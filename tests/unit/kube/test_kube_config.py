@@ -18,6 +18,7 @@ from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig, load_config, load_in_cluster, load_kubeconfig
 from hami.kube.errors import ConfigError, CredentialError, TransportError
 from hami.kube.resources import NODES
+from hami.local.serving import serving
 
 EXEC = {"command": "x", "apiVersion": "client.authentication.k8s.io/v1"}
 
@@ -249,11 +250,8 @@ async def tls_url(authority: KeyPair, tmp_path: Path) -> AsyncIterator[str]:
 
     app = web.Application()
     app.router.add_get("/{tail:.*}", who)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
-    yield "https://127.0.0.1:{}".format(*runner.addresses[0][1:2])
-    await runner.cleanup()
+    async with serving(app, context) as port:
+        yield f"https://127.0.0.1:{port}"
 
 
 @pytest.mark.parametrize("inline", [True, False])

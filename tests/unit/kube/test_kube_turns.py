@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from hami.kube import client as client_module
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.errors import RateLimited
@@ -38,7 +39,7 @@ async def waiting(turns: Turns, order: list[str], name: str, *, urgent: bool = F
 
 async def test_callers_that_gave_up_cost_the_others_no_turn() -> None:
     clock = Hand()
-    turns = Turns(1.0, 1, clock)
+    turns = Turns(1.0, 1, 100, clock)
     await turns.take(60)
     for _ in range(500):
         with pytest.raises(TimeoutError):
@@ -49,7 +50,7 @@ async def test_callers_that_gave_up_cost_the_others_no_turn() -> None:
 
 async def test_a_caller_that_is_cancelled_costs_the_next_one_no_turn() -> None:
     clock = Hand()
-    turns, order = Turns(1.0, 1, clock), list[str]()
+    turns, order = Turns(1.0, 1, 100, clock), list[str]()
     await turns.take(60)
     first, second = await waiting(turns, order, "first"), await waiting(turns, order, "second")
     first.cancel()
@@ -60,7 +61,7 @@ async def test_a_caller_that_is_cancelled_costs_the_next_one_no_turn() -> None:
 
 async def test_urgent_callers_go_first_and_every_fourth_turn_is_anothers() -> None:
     clock = Hand()
-    turns, order = Turns(1.0, 1, clock), list[str]()
+    turns, order = Turns(1.0, 1, 100, clock), list[str]()
     await turns.take(60)
     tasks = [await waiting(turns, order, f"read{n}") for n in range(2)]
     tasks += [await waiting(turns, order, f"write{n}", urgent=True) for n in range(5)]
@@ -75,9 +76,57 @@ async def test_urgent_callers_go_first_and_every_fourth_turn_is_anothers() -> No
 
 
 async def test_rate_zero_lets_everybody_pass() -> None:
-    turns = Turns(0.0, 1)
+    turns = Turns(0.0, 1, 1000)
     for _ in range(1000):
         await turns.take(0)
+
+
+async def test_no_more_turns_last_at_once_than_the_limit_and_who_gives_up_keeps_none() -> None:
+    turns, order = Turns(0.0, 1, 2), list[str]()
+    for _ in range(2):
+        await turns.take(0)
+    with pytest.raises(TimeoutError):
+        await turns.take(0)
+    first = await waiting(turns, order, "first")
+    second = await waiting(turns, order, "second", urgent=True)
+    turns.give_back()
+    first.cancel()
+    await second
+    with pytest.raises(TimeoutError):
+        await turns.take(0)
+    turns.give_back()
+    await turns.take(0)
+    assert order == ["second"]
+
+
+async def test_a_turn_that_comes_with_the_cancellation_is_passed_on() -> None:
+    turns, order = Turns(0.0, 1, 1), list[str]()
+    await turns.take(0)
+    first, second = await waiting(turns, order, "first"), await waiting(turns, order, "second")
+    turns.give_back()
+    first.cancel()
+    await asyncio.wait_for(second, 60)
+    assert order == ["second"]
+
+
+async def test_of_an_api_server_that_hangs_a_request_wants_no_more_than_its_part(
+    api: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was never sent must not pass for a Binding of unknown outcome."""
+    monkeypatch.setattr(client_module, "_AT_ONCE", 2)
+    api.on("GET", "/api/v1/nodes/n1", api.watch(then=asyncio.Event().wait))
+    async with Client(ClientConfig(api.url), Limits(qps=0)) as client:
+        hanging = [asyncio.create_task(client.get(NODES, "n1", dict, timeout_s=60)) for _ in range(2)]
+        async with asyncio.timeout(60):
+            while len(api.seen) < 2:  # noqa: ASYNC110 -- nobody tells
+                await asyncio.sleep(0.01)
+        with pytest.raises(RateLimited, match="2 at once"):
+            await client.get(NODES, "n1", dict, timeout_s=0.1)
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*hanging, return_exceptions=True)
+        api.answer("GET", "/api/v1/nodes/n1", {})
+        await client.get(NODES, "n1", dict, timeout_s=60)
 
 
 async def test_a_request_that_would_be_sent_too_late_is_not_sent_and_says_so(api: Any) -> None:

@@ -26,6 +26,7 @@ from hami.local.api.store import Store
 from hami.local.api.tokens import Tokens
 from hami.local.controllers import default_controllers
 from hami.local.controllers.controller import Context
+from hami.local.serving import LoopbackServer
 
 _LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 3 * 1024 * 1024
@@ -65,7 +66,7 @@ class ApiServer:
         self._controllers = default_controllers(Context(self.registry, clock))
         self._tokens = Tokens(self.store, clock, token)
         self._rest = Rest(self.registry, clock, bookmark_interval_s, self._tokens)
-        self._runner: web.AppRunner | None = None
+        self._server: LoopbackServer | None = None
         self._port = 0
 
     @property
@@ -86,15 +87,8 @@ class ApiServer:
         """Listen on 127.0.0.1; port 0 takes a free one."""
         app = web.Application(client_max_size=MAX_BODY_BYTES)
         app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=2.0, handler_cancellation=True, handle_signals=False
-        )
-        await self._runner.setup()
-        site = web.TCPSite(
-            self._runner, "127.0.0.1", port, ssl_context=self._tls, reuse_address=True, reuse_port=True
-        )
-        await site.start()
-        self._port = self._runner.addresses[0][1]
+        self._server = LoopbackServer(app, 2.0, self._tls)
+        self._port = await self._server.start(port)
         self._rest.open()
         self._controllers.start()
 
@@ -102,9 +96,9 @@ class ApiServer:
         """End all watches and connections. The store stays as it is; ``start`` serves it again."""
         await self._controllers.stop()
         self._rest.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        if self._server is not None:
+            await self._server.stop()
+            self._server = None
         await self.registry.webhooks.close()
 
     async def restart(self) -> None:
