@@ -188,7 +188,10 @@ async def test_d9_every_open_stream_gets_a_health_change(node: Node, until: Unti
                 sick = {device.ID for device in devices if device.health == "Unhealthy"}
                 assert sick == {f"{U1}-{index}" for index in range(3)}
                 stream.cancel()
-        await until(lambda: ("node", "HAMiDeviceUnhealthy", f"{U1}: XID 79") in node.cluster.events)
+        await until(lambda: any(reason == "HAMiDeviceUnhealthy" for _, reason, _ in node.cluster.events))
+        (told,) = [text for _, reason, text in node.cluster.events if reason == "HAMiDeviceUnhealthy"]
+        assert told.startswith(f"{U1}: XID 79; ")
+        assert told.endswith("then restart the device plugin's pod")
         await until(
             lambda: node.cluster.node_annotations["hami.io/node-nvidia-register"].count("health") == 1
         )

@@ -348,7 +348,10 @@ class Allocator:
         lock = node.annotations.get(NODE_LOCK)
         if lock_is_ahead(lock, self._clock()):
             self._cluster.node_event(
-                "Warning", "ClockSkew", f"the node lock {str(lock)[:80]} is dated more than 5 min ahead"
+                "Warning",
+                "ClockSkew",
+                f"the node lock {str(lock)[:80]} is dated more than 5 min ahead: set the clock of this node, or "
+                "of the scheduler's, by NTP",
             )
         return find_pod(self._cluster.node_name, lock, pods, self._clock(), wanted, self._lock_timeout_s)
 

@@ -35,7 +35,11 @@ class Ledger:
         except (CheckpointError, UnsafePathError) as error:
             kept = await asyncio.to_thread(self._workspace.set_aside_checkpoint)
             log.warning("checkpoint.unreadable", extra={"cause": str(error), "kept_as": kept})
-            self._cluster.node_event("Warning", "HAMiCheckpointUnreadable", f"{error}; kept as {kept}")
+            text = (
+                f"{error}; kept as {kept}: until its next start a running container keeps its limits, then it "
+                "gets those of its pod's annotation, whoever wrote that"
+            )
+            self._cluster.node_event("Warning", "HAMiCheckpointUnreadable", text)
         gone = await self._gone()
         await asyncio.to_thread(self._restore_files, gone, limits_files)
 

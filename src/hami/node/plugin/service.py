@@ -40,7 +40,7 @@ from hami.node.plugin.inventory import offered_cards
 from hami.node.plugin.options import PluginOptions
 from hami.node.plugin.platform import NoCards, Platform, refuse_cdi
 from hami.node.plugin.recovery import Recoverer
-from hami.node.plugin.recovery_rules import Recovery
+from hami.node.plugin.recovery_rules import Recovery, RecoveryMode
 from hami.node.plugin.registration import Registrar
 from hami.node.plugin.rival import OtherPluginError, PluginLock
 from hami.node.plugin.server import PluginServer, PluginService
@@ -60,6 +60,12 @@ _POLL_S: Final = 0.25
 _JOIN_S: Final = 10.0
 _PRUNE_S: Final = 600.0
 _RESTORE_BACKOFF_S: Final = (0.5, 15.0)
+_SICK: Final = "no new pod gets it until it was seen to (dmesg on the node, lines with NVRM)"
+_COMES_BACK: Final = {
+    RecoveryMode.OFF: "then restart the device plugin's pod",
+    RecoveryMode.RESET: "it comes back by itself after a reset",
+    RecoveryMode.TIMED: "it comes back by itself after a reset, or a while after errors that pass",
+}
 
 log = logging.getLogger(__name__)
 
@@ -416,7 +422,8 @@ class DevicePlugin:
             for uuid, reason in board.faults.items():
                 if uuid not in known:
                     known.add(uuid)
-                    self._cluster.node_event("Warning", "HAMiDeviceUnhealthy", f"{uuid}: {reason}")
+                    text = f"{uuid}: {reason}; {_SICK}, {_COMES_BACK[self._options.recovery.mode]}"
+                    self._cluster.node_event("Warning", "HAMiDeviceUnhealthy", text)
             version = await board.wait_beyond(version)
 
     async def _prune(self) -> None:
