@@ -81,3 +81,55 @@ print(time.monotonic() - start)
     elapsed = float(node.python(code, CUDA_DEVICE_SM_LIMIT="20"))
     allowed = 0.2 * (elapsed + 0.5) + 0.25  # the burst of an idle bucket, the first graphs, what is queued
     assert 0.05 < node.engine_ns()["a"] / 1e9 < allowed
+
+
+def test_a_capture_that_is_left_open_does_not_end_the_limit(node: Node) -> None:
+    """Functions that were not measured before are, after a while; the capture stays valid."""
+    code = (
+        PRELUDE
+        + """
+other, graph = ctypes.c_void_p(), ctypes.c_void_p()
+good(cuda.cuStreamCreate(ctypes.byref(other), 1))
+good(cuda.cuStreamBeginCapture_v2(stream, 0))
+good(launch(stream))
+good(cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin_ms_5"))
+start = time.monotonic()
+while time.monotonic() - start < 4:
+    good(launch(other))
+elapsed = time.monotonic() - start
+good(cuda.cuStreamEndCapture(stream, ctypes.byref(graph)))
+print(elapsed)
+"""
+    )
+    elapsed = float(node.python(code, CUDA_DEVICE_SM_LIMIT="10"))
+    allowed = 0.1 * (elapsed + 0.5) + 0.4 + 0.05  # the burst, 64 launches without a measure, what is queued
+    assert 0.05 < node.engine_ns()["a"] / 1e9 < allowed
+
+
+def test_an_end_that_ends_no_capture_leaves_that_in_force(node: Node) -> None:
+    """Of a stream that is not captured, and from another thread: still no event is asked about."""
+    code = (
+        PRELUDE
+        + """
+import os
+other, third, graph, ends = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p(), []
+good(cuda.cuStreamCreate(ctypes.byref(other), 1))
+good(cuda.cuStreamCreate(ctypes.byref(third), 1))
+good(cuda.cuStreamBeginCapture_v2(stream, 0))
+def end():
+    good(cuda.cuCtxSetCurrent(context))
+    for each in (third, stream):
+        ends.append(cuda.cuStreamEndCapture(each, ctypes.byref(graph)))
+thread = threading.Thread(target=end)
+thread.start()
+thread.join()
+os.truncate(os.environ["FAKEGPU_CALL_LOG"], 0)
+for _ in range(10):
+    good(launch(other))
+ends.append(sum("cuEvent" in line for line in open(os.environ["FAKEGPU_CALL_LOG"])))
+good(cuda.cuStreamEndCapture(stream, ctypes.byref(graph)))
+print(ends)
+"""
+    )
+    log = {"FAKEGPU_CALL_LOG": str(node.directory / "calls")}
+    assert node.python(code, CUDA_DEVICE_SM_LIMIT="50", **log).strip() == "[401, 908, 0]"

@@ -1260,7 +1260,7 @@ VG_EXPORT int cuStreamEndCapture(void *stream, void **graph) {
     if (vg_thread.in_hook)
         return driver(stream, graph);
     vg_thread.in_hook = true;
-    int result = vg_capture_end(driver, stream, graph);
+    int result = vg_capture_end(driver, stream, graph, stream);
     vg_thread.in_hook = false;
     return result;
 }
@@ -1272,7 +1272,7 @@ VG_EXPORT int cuStreamEndCapture_ptsz(void *stream, void **graph) {
     if (vg_thread.in_hook)
         return driver(stream, graph);
     vg_thread.in_hook = true;
-    int result = vg_capture_end(driver, stream, graph);
+    int result = vg_capture_end(driver, stream, graph, vg_per_thread(stream));
     vg_thread.in_hook = false;
     return result;
 }

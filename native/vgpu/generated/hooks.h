@@ -138,6 +138,7 @@ enum vg_target_id {
     VG_T_cuStreamIsCapturing,
     VG_T_cuEventCreate,
     VG_T_cuEventRecord,
+    VG_T_cuThreadExchangeStreamCaptureMode,
     VG_T_cuEventQuery,
     VG_T_cuEventElapsedTime,
     VG_T_cuEventDestroy_v2,
@@ -269,7 +270,7 @@ int vg_capture_to_cig(vg_fn_capture_to_cig driver, void *stream, void *params);
 typedef int (*vg_fn_capture_end_cig)(void *stream);
 int vg_capture_end_cig(vg_fn_capture_end_cig driver, void *stream);
 typedef int (*vg_fn_capture_end)(void *stream, void **graph);
-int vg_capture_end(vg_fn_capture_end driver, void *stream, void **graph);
+int vg_capture_end(vg_fn_capture_end driver, void *stream, void **graph, void *on_stream);
 typedef int (*vg_fn_nvml_init)(void);
 int vg_nvml_init(vg_fn_nvml_init driver);
 typedef int (*vg_fn_nvml_init_flags)(unsigned flags);
@@ -376,6 +377,10 @@ static inline int vg_call_cuEventCreate(void **event, unsigned flags) {
 static inline int vg_call_cuEventRecord(void *event, void *stream) {
     int (*driver)(void *event, void *stream) = (int (*)(void *event, void *stream))vg_target(VG_T_cuEventRecord);
     return driver != NULL ? driver(event, stream) : vg_missing(VG_T_cuEventRecord);
+}
+static inline int vg_call_cuThreadExchangeStreamCaptureMode(int *mode) {
+    int (*driver)(int *mode) = (int (*)(int *mode))vg_target(VG_T_cuThreadExchangeStreamCaptureMode);
+    return driver != NULL ? driver(mode) : vg_missing(VG_T_cuThreadExchangeStreamCaptureMode);
 }
 static inline int vg_call_cuEventQuery(void *event) {
     int (*driver)(void *event) = (int (*)(void *event))vg_target(VG_T_cuEventQuery);

@@ -246,6 +246,7 @@ const char *const vg_target_names[VG_TARGET_COUNT] = {
     "cuStreamIsCapturing",
     "cuEventCreate",
     "cuEventRecord",
+    "cuThreadExchangeStreamCaptureMode",
     "cuEventQuery",
     "cuEventElapsedTime",
     "cuEventDestroy_v2",

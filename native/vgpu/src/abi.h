@@ -31,6 +31,7 @@ enum {
     VG_LOCATION_DEVICE_PART =
         6, /* CUDA 13.5: a part of a device's memory; the device is the low byte of the id */
     VG_CAPTURE_NONE = 0,
+    VG_CAPTURE_MODE_RELAXED = 2,
     VG_EVENT_DEFAULT = 0,
     VG_ARRAY_SPARSE = 0x40,
     VG_ARRAY_DEFERRED = 0x80,

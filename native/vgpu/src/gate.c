@@ -27,12 +27,6 @@ void vg_gate_forget_context(void *context) {
     vg_markers_forget(context);
 }
 
-/* While any capture is in flight in the process no event is made, recorded or asked: that could invalidate
- * it. */
-static bool events_allowed(void) {
-    return atomic_load(&vg_gate->captures) <= 0;
-}
-
 static int launch_device(void) {
     if (vg_gate->single_device >= 0)
         return vg_gate->single_device;
@@ -112,7 +106,7 @@ static void true_up(int device, uint64_t took, uint64_t charged) {
 }
 
 static unsigned poll_markers(int device) {
-    return events_allowed() ? vg_markers_poll(device, true_up) : 0;
+    return vg_markers_allowed() ? vg_markers_poll(device, true_up) : 0;
 }
 
 static void add_throttled(int device, uint64_t ns) {
@@ -155,7 +149,7 @@ static struct vg_marker *wait_for_marker(struct vg_cost *cost, int device, uint6
         atomic_store(&in_vain, false);
     bool limited_unknown = atomic_load(&cost->ns) == VG_COST_UNKNOWN && atomic_load(&cost->measuring) >= 2;
     uint64_t deadline = vg_now() + marker_wait_ns;
-    while (events_allowed() && (vg_markers_busy(device) || limited_unknown) && !atomic_load(&in_vain)) {
+    while (vg_markers_allowed() && (vg_markers_busy(device) || limited_unknown) && !atomic_load(&in_vain)) {
         vg_pause_ns(nap_ns);
         if (poll_markers(device) > 0)
             atomic_store(&in_vain, false);
@@ -163,7 +157,7 @@ static struct vg_marker *wait_for_marker(struct vg_cost *cost, int device, uint6
             atomic_store(&in_vain, true);
         limited_unknown = atomic_load(&cost->ns) == VG_COST_UNKNOWN && atomic_load(&cost->measuring) >= 2;
     }
-    return events_allowed() ? vg_marker_take(cost, device, charged, launches) : NULL;
+    return vg_marker_take(cost, device, charged, launches);
 }
 
 static uint64_t start_value(uintptr_t function, uint64_t work, int device) {
@@ -306,10 +300,21 @@ int vg_capture_to_graph(vg_fn_capture_to_graph driver, void *stream, void *graph
     return begun(driver(stream, graph, dependencies, data, count, mode));
 }
 
-int vg_capture_end(vg_fn_capture_end driver, void *stream, void **graph) {
-    int result = driver(stream, graph);
-    count_capture(-1);
+static bool captured(void *stream) {
+    int status = VG_CAPTURE_NONE;
+    return vg_call_cuStreamIsCapturing(stream, &status) == VG_CUDA_SUCCESS && status != VG_CAPTURE_NONE;
+}
+
+/* A capture that did not succeed may be over, or, for one thing if this is not its thread, go on. */
+static int ended(int result, void *stream, bool before) {
+    if (before && (result == VG_CUDA_SUCCESS || !captured(stream)))
+        count_capture(-1);
     return result;
+}
+
+int vg_capture_end(vg_fn_capture_end driver, void *stream, void **graph, void *on_stream) {
+    bool before = captured(on_stream);
+    return ended(driver(stream, graph), on_stream, before);
 }
 
 int vg_recapture_to_graph(vg_fn_recapture_to_graph driver, void *stream, int mode, void *graph,

@@ -5,7 +5,7 @@
 #include "region_abi.h"
 #include "util.h"
 
-enum { MARKERS = 8, UNKNOWN_AT_ONCE = 2 };
+enum { MARKERS = 8, UNKNOWN_AT_ONCE = 2, MOST_HELD_BACK = 64 };
 static const int64_t marker_ns = 4000, saved_up_ns = 1000000, overdraft_ns = 1000000;
 static const uint64_t usual_span_ns = 50000;
 
@@ -30,6 +30,30 @@ static struct {
     _Atomic uint64_t since;
     _Atomic int64_t credit;
 } budget;
+
+/* Launches that were not measured because of captures, since one was measured without. */
+static _Atomic uint32_t held_back;
+
+static bool capturing(void) {
+    return atomic_load(&vg_gate->captures) > 0;
+}
+
+bool vg_markers_allowed(void) {
+    return !capturing() || (atomic_load(&held_back) >= MOST_HELD_BACK &&
+                            vg_target(VG_T_cuThreadExchangeStreamCaptureMode) != NULL);
+}
+
+/* A capture can begin in another thread at any time. In this mode what this thread asks of its own events
+ * spoils none. -1: the driver has no modes. */
+static int relax(void) {
+    int mode = VG_CAPTURE_MODE_RELAXED;
+    return vg_call_cuThreadExchangeStreamCaptureMode(&mode) == VG_CUDA_SUCCESS ? mode : -1;
+}
+
+static void restore(int mode) {
+    if (mode >= 0)
+        vg_call_cuThreadExchangeStreamCaptureMode(&mode);
+}
 
 static bool afford(bool unknown) {
     uint64_t now = vg_now(), since = atomic_exchange(&budget.since, now);
@@ -82,7 +106,11 @@ static bool has_events(struct vg_marker *marker, void *context) {
 }
 
 struct vg_marker *vg_marker_take(struct vg_cost *cost, int device, uint64_t charged, uint32_t launches) {
-    bool unknown = atomic_load(&cost->ns) == VG_COST_UNKNOWN;
+    bool unknown = atomic_load(&cost->ns) == VG_COST_UNKNOWN, captures = capturing();
+    if (!vg_markers_allowed()) {
+        atomic_fetch_add(&held_back, 1);
+        return NULL;
+    }
     if (unknown && atomic_load(&cost->measuring) >= UNKNOWN_AT_ONCE)
         return NULL;
     for (int i = 0; i < MARKERS; i++) {
@@ -101,6 +129,8 @@ struct vg_marker *vg_marker_take(struct vg_cost *cost, int device, uint64_t char
         marker->charged = charged;
         marker->launches = launches;
         atomic_fetch_add(&cost->measuring, 1);
+        if (!captures)
+            atomic_store(&held_back, 0);
         return marker;
     }
     return NULL;
@@ -124,9 +154,14 @@ bool vg_marker_start(struct vg_marker *marker, void *stream) {
  * everything was in the queue then before the card came to it. */
 static uint64_t lost(const struct vg_marker *marker) {
     uint64_t span = vg_now() - marker->began;
-    bool kept_back = span > usual_span_ns && atomic_load(&vg_gate->captures) <= 0 &&
-                     vg_call_cuEventQuery(marker->start) == VG_CUDA_NOT_READY;
-    return span <= usual_span_ns || kept_back ? 0 : span;
+    if (span <= usual_span_ns)
+        return 0;
+    if (!vg_markers_allowed())
+        return span;
+    int mode = relax();
+    bool kept_back = vg_call_cuEventQuery(marker->start) == VG_CUDA_NOT_READY;
+    restore(mode);
+    return kept_back ? 0 : span;
 }
 
 void vg_marker_stop(struct vg_marker *marker, void *stream, bool launched) {
@@ -146,12 +181,15 @@ bool vg_markers_busy(int device) {
 }
 
 unsigned vg_markers_poll(int device, void (*finished)(int device, uint64_t took, uint64_t charged)) {
-    unsigned done = 0;
+    unsigned done = 0, asked = 0;
+    int mode = -1;
     for (int i = 0; i < MARKERS; i++) {
         struct vg_marker *marker = &markers[device][i];
         int expected = MARKER_RUNNING;
         if (!atomic_compare_exchange_strong(&marker->state, &expected, MARKER_BUSY))
             continue;
+        if (asked++ == 0)
+            mode = relax();
         float milliseconds = 0;
         int result = vg_call_cuEventQuery(marker->stop);
         if (result == VG_CUDA_NOT_READY) {
@@ -172,6 +210,7 @@ unsigned vg_markers_poll(int device, void (*finished)(int device, uint64_t took,
         }
         release(marker);
     }
+    restore(mode);
     return done;
 }
 

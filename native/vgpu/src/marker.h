@@ -10,7 +10,12 @@
 
 struct vg_marker;
 
-/* A free marker for a launch of this function, NULL: all are unfinished, or the time for markers is used up.
+/* False while streams of the process are captured: events wait then. Not for ever: a capture that is left
+ * open would end all measuring. */
+bool vg_markers_allowed(void);
+
+/* A free marker for a launch of this function, NULL: all are unfinished or may not be used now, or the time
+ * for markers is used up.
  * `launches` is what it will stand for. */
 struct vg_marker *vg_marker_take(struct vg_cost *cost, int device, uint64_t charged, uint32_t launches);
 
