@@ -350,8 +350,8 @@ class Allocator:
             self._cluster.node_event(
                 "Warning",
                 "ClockSkew",
-                f"the node lock {str(lock)[:80]} is dated more than 5 min ahead: set the clock of this node, or "
-                "of the scheduler's, by NTP",
+                f"the node lock {str(lock)[:80]} is dated more than 5 min ahead: set the clock of this node, "
+                "or of the scheduler's, by NTP",
             )
         return find_pod(self._cluster.node_name, lock, pods, self._clock(), wanted, self._lock_timeout_s)
 

@@ -36,8 +36,8 @@ class Ledger:
             kept = await asyncio.to_thread(self._workspace.set_aside_checkpoint)
             log.warning("checkpoint.unreadable", extra={"cause": str(error), "kept_as": kept})
             text = (
-                f"{error}; kept as {kept}: until its next start a running container keeps its limits, then it "
-                "gets those of its pod's annotation, whoever wrote that"
+                f"{error}; kept as {kept}: until its next start a running container keeps its limits, "
+                "then it gets those of its pod's annotation, whoever wrote that"
             )
             self._cluster.node_event("Warning", "HAMiCheckpointUnreadable", text)
         gone = await self._gone()
