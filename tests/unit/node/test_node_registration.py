@@ -207,6 +207,17 @@ async def test_h2_a_critical_xid_makes_its_card_unhealthy(make_nvml: MakeNvml, u
     assert nvml.closed_sources == 1
 
 
+async def test_a_program_that_causes_errors_without_end_does_not_fill_the_log(
+    make_nvml: MakeNvml, until: Until, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml = make_nvml(TWO)
+    nvml.xids = [XidEvent(U1, 31), XidEvent(U1, 13)] * 50 + [XidEvent(U1, 79)] * 2
+    async with Watching(nvml):
+        await until(lambda: not nvml.xids)
+    told = [vars(record)["xid"] for record in caplog.records if record.message == "health.xid"]
+    assert told == [31, 13, 79, 79]
+
+
 async def test_an_event_without_a_card_hits_all(make_nvml: MakeNvml, until: Until) -> None:
     nvml = make_nvml(TWO)
     nvml.xids = [XidEvent("", 79)]

@@ -21,7 +21,7 @@ from hami.node.monitor.files import (
     write_directory,
 )
 from hami.node.monitor.region import Region, RegionError
-from hami.node.monitor.told import Told
+from hami.node.told import Told
 
 KEEP_S: Final = 15.0
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -15,6 +16,7 @@ from hami.node.errors import NvmlError
 from hami.node.nvml import EventOpener, EventSource, GpuIdentity, XidEvent
 from hami.node.plugin.board import Board
 from hami.node.plugin.health_rules import XidRules
+from hami.node.told import Told
 
 WAIT_S: Final = 0.5
 """Length of one NVML wait: how long a restart of the plugin may have to wait for the watcher."""
@@ -66,6 +68,7 @@ class HealthWatcher:
         """Called in the event loop with the cards, the XID (None: they cannot be watched) and the reason."""
         self._stop = threading.Event()
         self._anew = threading.Event()
+        self._told = Told()
         self._watched: frozenset[str] = frozenset()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -135,7 +138,9 @@ class HealthWatcher:
             if event is None:
                 continue
             hit = self.judge(event)
-            log.warning("health.xid", extra={"xid": event.xid, "gpu": event.uuid, "unhealthy": len(hit)})
+            # A program can cause as many of those that are ignored as it likes.
+            if hit or self._told.is_due(f"{event.xid} of {event.uuid}", "ignored", time.monotonic()):
+                log.warning("health.xid", extra={"xid": event.xid, "gpu": event.uuid, "unhealthy": len(hit)})
             if hit:
                 self._tell(self._board.mark_faulty, hit, event.xid, f"XID {event.xid}")
 

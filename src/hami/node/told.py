@@ -1,4 +1,4 @@
-"""What the log has said already: every tick meets the same trouble again."""
+"""What the log has said already: every look meets the same trouble again."""
 
 from __future__ import annotations
 
