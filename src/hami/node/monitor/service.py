@@ -34,9 +34,9 @@ from hami.node.monitor.series import (
     add_self,
     is_ahead,
 )
-from hami.node.told import Told
 from hami.node.monitor.tracker import Sweep, Tracker
 from hami.node.monitor.utilization import UtilizationMeter, process_shares
+from hami.node.told import Told
 from hami.protocol.errors import ProtocolError
 
 TICK_S: Final = 5.0
