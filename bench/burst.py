@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from parts import command
 
 from hami.kube.client import Client, Limits
 from hami.kube.config import load_config
@@ -61,10 +62,7 @@ Samples = dict[str, list[float]]
 
 def main() -> int:
     """Print what was measured, and with --json one JSON object as the last line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one flat JSON object as the last line")
+    parser = command.parser(__doc__)
     parser.add_argument("--part", choices=("all", "real", "hollow"), default="all")
     parser.add_argument("--runs", type=int, default=3, help="alternating runs on the real node (default 3)")
     parser.add_argument("--pods", type=int, default=60, help="pods on the real node (default 60)")

@@ -19,8 +19,8 @@ cards taken by 16 pods a node. Every measured pod differs from the one before it
 
 `--grid`: also 1,000, 5,000 and 10,000 nodes, empty, half full and 95 % full, with every policy; the names are
 place_p99_ms_<nodes>_<policy>_<percent full>, and place_cpu_p99_ms_… of the processor time.
-`--vendor all`: also 1,000 nodes of every vendor (see vendor_places.py): `vendor_warm_ratio_max`, the slowest
-warm p99 over NVIDIA's, and `vendor_cold_ms_max`.
+`--vendor all`: also 1,000 nodes of every vendor (see parts/vendor_places.py): `vendor_warm_ratio_max`, the
+slowest warm p99 over NVIDIA's, and `vendor_cold_ms_max`.
 """
 
 import argparse
@@ -42,7 +42,8 @@ from typing import Any
 
 import msgspec
 import uvloop
-from scheduler_process import (
+from parts import command
+from parts.scheduler_process import (
     CARDS,
     SchedulerProcess,
     api_process,
@@ -50,7 +51,7 @@ from scheduler_process import (
     register_text,
     scheduler_process,
 )
-from vendor_places import measure_vendors
+from parts.vendor_places import measure_vendors
 
 from hami.protocol import keys, views
 from hami.scheduler.core.answers import NoFit, Placement
@@ -76,13 +77,9 @@ MiB_SIZES = (8192, 16384, 24576, 32768)  # two of them: half of a card on averag
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__, "a shorter run, under 50 s")
     parser.add_argument("--nodes", type=int, default=5000, help="nodes of the cluster (default 5000)")
     parser.add_argument("--requests", type=int, default=2000, help="pods per figure (default 2000)")
-    parser.add_argument("--quick", action="store_true", help="a shorter run, under 50 s")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--no-http", action="store_true", help="only the figures without a server")
     parser.add_argument("--grid", action="store_true", help="also every size, fill and policy")
     parser.add_argument("--vendor", default="", metavar="WORDS", help="also vendors: all, or a comma list")

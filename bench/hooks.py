@@ -16,14 +16,13 @@ Needs the native build (make native); HAMI_NATIVE_BUILD names another build dire
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from parts import command
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -123,16 +122,9 @@ TARGETS = {
 
 def main() -> int:
     """Print a table, and with --json one JSON object as the last line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one flat JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds; ends within 50 s")
+    parser = command.parser(__doc__, "fewer rounds; ends within 50 s")
     arguments = parser.parse_args()
-    build = Path(os.environ.get("HAMI_NATIVE_BUILD", str(ROOT / "build" / "native"))).resolve()
-    if not (build / "vgpu-test" / "vgpu_hook_bench").is_file():
-        print(f"not built: {build}; run make native", file=sys.stderr)
-        return 2
+    build = command.native_build("vgpu-test/vgpu_hook_bench")
     figures = measure(build, 50 if arguments.quick else 400)
     for name, value in figures.items():
         print(f"{name:32} {value:8.1f}   target <= {TARGETS[name]:.0f}")

@@ -23,7 +23,6 @@ first part take root, or user namespaces.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -44,6 +43,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from parts import command
 
 from hami.local.api.apiserver import ApiServer
 from hami.local.api.resources import NODES, PODS
@@ -532,23 +532,14 @@ TARGETS = {"broker_p99_over_c_server_ratio": 2.0, "allocate_flood_ratio": 1.5}
 
 def main() -> int:
     """Print a table, and with --json one JSON object as the last line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one flat JSON object as the last line")
-    parser.add_argument(
-        "--quick", action="store_true", help="1, 16 and 64 processes, fewer rounds; ends within 60 s"
-    )
+    parser = command.parser(__doc__, "1, 16 and 64 processes, fewer rounds; ends within 60 s")
     parser.add_argument("--count", type=int, help="only that many processes start, 1 to 2048")
     parser.add_argument("--part", choices=("start", "ask", "allocate"), help="only this part")
     parser.add_argument(
         "--patient", action="store_true", help="no limit of time for an answer, for tests on a busy machine"
     )
     arguments = parser.parse_args()
-    build = Path(os.environ.get("HAMI_NATIVE_BUILD", str(ROOT / "build" / "native"))).resolve()
-    if not (build / "vgpu-test" / "vgpu_start_bench").is_file():
-        print(f"not built: {build}; run make native", file=sys.stderr)
-        return 2
+    build = command.native_build("vgpu-test/vgpu_start_bench")
     quick, figures = arguments.quick, Figures()
     if arguments.part in (None, "start"):
         counts = (arguments.count,) if arguments.count else COUNTS[:3] if quick else COUNTS

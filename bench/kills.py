@@ -16,14 +16,14 @@ Needs the native build (make native); HAMI_NATIVE_BUILD names another build dire
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+from parts import command
 
 ROOT = Path(__file__).resolve().parents[1]
 MIB = 1 << 20
@@ -97,12 +97,10 @@ def longest_ms(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="3 seconds instead of 20")
-    parser.add_argument("--json", action="store_true", help="one JSON object on standard output")
+    parser = command.parser(__doc__, "3 seconds instead of 20")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    build = Path(os.environ.get("HAMI_NATIVE_BUILD", str(ROOT / "build" / "native")))
+    build = command.native_build()
     seconds = 3.0 if options.quick else 20.0
     with tempfile.TemporaryDirectory() as name:
         quiet, quiet_waited, _ = longest_ms(build, Path(name) / "quiet", seconds, None)

@@ -22,9 +22,7 @@ Needs the native build (make native); HAMI_NATIVE_BUILD names another build dire
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -35,6 +33,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+
+from parts import command
 
 from hami.protocol import region_layout as layout
 
@@ -318,18 +318,11 @@ TARGETS = {
 
 def main() -> int:
     """Print the cells and the figures, and with --json one JSON object as the last line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one flat JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="fewer cells, shorter; ends within 70 s")
+    parser = command.parser(__doc__, "fewer cells, shorter; ends within 70 s")
     parser.add_argument("--at-once", type=int, default=4, help="cells at a time (default 4)")
     parser.add_argument("--plot", type=Path, help="write the step response as an SVG")
     arguments = parser.parse_args()
-    build = Path(os.environ.get("HAMI_NATIVE_BUILD", str(ROOT / "build" / "native"))).resolve()
-    if not (build / "vgpu-test" / "vgpu_limiter_load").is_file():
-        print(f"not built: {build}; run make native", file=sys.stderr)
-        return 2
+    build = command.native_build("vgpu-test/vgpu_limiter_load")
     quick = arguments.quick
     warm_s, window_s = (4.0, 4.0) if quick else (10.0, 10.0)
     programs = [*alone(quick=quick), *contended(quick=quick)]

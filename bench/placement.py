@@ -21,7 +21,6 @@ NodeResourcesBalancedAllocation, of CPU and memory), under every policy alike.
 Figures: percent of all GPUs allocated, the mean over the seeds, and the lowest seed as `*_min`.
 """
 
-import argparse
 import json
 import random
 import time
@@ -33,6 +32,7 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from parts import command
 
 from hami.protocol import views
 from hami.scheduler.core.answers import NoFit, PodRequest
@@ -84,14 +84,10 @@ class Shape:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__, "two seeds only")
     parser.add_argument("--seeds", type=int, default=10, help="runs with other pods (default 10)")
     parser.add_argument("--policies", default=",".join(POLICIES), help="comma list (default: all)")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
-    parser.add_argument("--quick", action="store_true", help="two seeds only")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
     seeds = min(options.seeds, 2) if options.quick else options.seeds
     names = options.policies.split(",")

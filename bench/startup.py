@@ -23,16 +23,16 @@ library.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from parts import command
 
 ROOT = Path(__file__).resolve().parents[1]
 STORM = "i=0; while [ $i -lt 300 ]; do /bin/sh -c :; i=$((i+1)); done"
@@ -190,18 +190,12 @@ def targets(cores: int) -> dict[str, float]:
 
 def main() -> int:
     """Print a table, and with --json one JSON object as the last line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--json", action="store_true", help="print one flat JSON object as the last line")
-    parser.add_argument("--quick", action="store_true", help="fewer rounds; ends within 50 s")
+    parser = command.parser(__doc__, "fewer rounds; ends within 50 s")
     parser.add_argument("--library", type=Path, help="libvgpu.so to measure (default: the native build's)")
     arguments = parser.parse_args()
-    build = Path(os.environ.get("HAMI_NATIVE_BUILD", str(ROOT / "build" / "native"))).resolve()
-    library = (arguments.library or build / "libvgpu.so").resolve()
-    if not (build / "vgpu-test" / "vgpu_startup").is_file() or not library.is_file():
-        print(f"not built: {build}; run make native", file=sys.stderr)
-        return 2
+    other = arguments.library and arguments.library.resolve()
+    build = command.native_build("vgpu-test/vgpu_startup", str(other or "libvgpu.so"))
+    library = other or build / "libvgpu.so"
     with tempfile.TemporaryDirectory(prefix="hami-startup-") as folder:
         figures = measure(Bench(build, library, Path(folder)), quick=arguments.quick)
     wanted = targets(os.cpu_count() or 1)

@@ -12,7 +12,6 @@ kube-scheduler does, while up to `--binds` Bindings are under way. Every `/filte
 5,000 nodes and 5,000 names, then the same with 500.
 """
 
-import argparse
 import asyncio
 import json
 import time
@@ -22,21 +21,18 @@ from dataclasses import dataclass, field
 
 import aiohttp
 import uvloop
-from scheduler_process import SchedulerProcess, api_process, node_name, pod_object, scheduler_process
+from parts import command
+from parts.scheduler_process import SchedulerProcess, api_process, node_name, pod_object, scheduler_process
 
 _JSON = {"Content-Type": "application/json"}
 _WARM_UP = 20
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.parser(__doc__, "fewer pods")
     parser.add_argument("--pods", type=int, default=1000, help="pods per figure (default 1000)")
     parser.add_argument("--binds", type=int, default=16, help="Bindings under way at once (default 16)")
     parser.add_argument("--nodes", default="5000,500", help="numbers of nodes (default 5000,500)")
-    parser.add_argument("--quick", action="store_true", help="fewer pods")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     options = parser.parse_args()
     count = min(options.pods, 250) if options.quick else options.pods
     figures: dict[str, float] = {}

@@ -25,7 +25,7 @@ from hami.vendors.config import decode_config, load_profiles
 from hami.vendors.engine import containers_of, node_devices
 from hami.vendors.types import DeviceInfo, VendorProfile
 
-_CASES = Path(__file__).resolve().parent.parent / "tests" / "conformance" / "cases"
+_CASES = Path(__file__).resolve().parents[2] / "tests" / "conformance" / "cases"
 _NOW = 1_787_400_000.0
 _ASKS = 3  # containers per vendor
 _COLD = 20

@@ -93,6 +93,7 @@ def _bench() -> Any:
     spec = importlib.util.spec_from_file_location("bench_hostpid", BENCH)
     assert spec is not None
     assert spec.loader is not None
+    sys.path.insert(0, str(BENCH.parent))
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)

@@ -1,0 +1,1 @@
+"""What several benches use; the scripts beside this folder are the benches."""
