@@ -233,9 +233,10 @@ class Kubelet:
 class NodeOnly:
     """The part of a cluster that the chooser asks."""
 
-    def __init__(self, kubelet: str, runtime: str) -> None:
+    def __init__(self, kubelet: str, runtime: str, before: str = "") -> None:
         info = {"kubeletVersion": kubelet, "containerRuntimeVersion": runtime}
-        self._node = decode(msgspec.json.encode({"status": {"nodeInfo": info}}), Node)
+        notes = {"annotations": {"hami.io/allocation-mode": before} if before else {}}
+        self._node = decode(msgspec.json.encode({"metadata": notes, "status": {"nodeInfo": info}}), Node)
 
     async def node(self) -> Node:
         return self._node
@@ -268,6 +269,19 @@ async def test_auto_takes_lock_without_podresources_or_cdi_directory(documents: 
     assert await chooser("auto", documents, Kubelet(failures=100)).choose() == "lock"
     block(documents)
     assert await chooser("auto", documents, Kubelet()).choose() == "lock"
+
+
+@pytest.mark.parametrize("before", ["", "lock", "exact"])
+async def test_a_node_that_was_exact_waits_for_a_silent_kubelet(documents: Documents, before: str) -> None:
+    """In mode lock nobody would write the documents that its containers need to start again."""
+    node: Any = NodeOnly("v1.36.0", "containerd://2.4.0", before)
+    choice = ModeChooser("auto", node, Kubelet(failures=20), documents, pause_s=0)
+    if before == "exact":
+        with pytest.raises(PodResourcesError, match="does not answer"):
+            await choice.choose()
+        assert await choice.choose() == "exact"
+    else:
+        assert await choice.choose() == "lock"
 
 
 async def test_an_old_node_is_not_even_probed(documents: Documents) -> None:

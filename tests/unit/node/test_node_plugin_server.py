@@ -20,6 +20,7 @@ from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from hami.node.config import Settings
 from hami.node.errors import NodeError, NvmlError
+from hami.node.exact.errors import PodResourcesError
 from hami.node.nvml import XidEvent
 from hami.node.plugin import service
 from hami.node.plugin.answer import Delivery
@@ -242,6 +243,25 @@ async def test_an_api_server_that_is_down_at_start_is_waited_for(node: Node, unt
     async with node:
         await until(lambda: node.kubelet.registered)
         assert node.cluster.fail_reads == []
+
+
+async def test_a_start_that_waits_for_kubelets_lists_is_tried_again(
+    node: Node, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "_RESTORE_BACKOFF_S", (0.01, 0.01))
+    answers: list[str | PodResourcesError] = [PodResourcesError("does not answer"), "lock"]
+
+    class Choice:
+        async def choose(self) -> str:
+            answer = answers.pop(0)
+            if isinstance(answer, PodResourcesError):
+                raise answer
+            return answer
+
+    node.plugin._exact_side = service.ExactSide(Choice(), None)  # type: ignore[arg-type]
+    async with node:
+        await until(lambda: node.kubelet.registered)
+    assert answers == []
 
 
 async def test_d20_an_unsafe_lock_parent_is_reported_and_the_plugin_runs(

@@ -12,7 +12,7 @@ from hami.node.exact.documents import Documents
 from hami.node.exact.errors import PodResourcesError
 from hami.node.exact.mode import MODE_AUTO, refusal, version_obstacle
 from hami.node.exact.owners import HoldingSource
-from hami.protocol.keys import MODE_EXACT, MODE_LOCK
+from hami.protocol.keys import ALLOCATION_MODE, MODE_EXACT, MODE_LOCK
 
 _TRIES: Final = 20
 _PAUSE_S: Final = 0.5
@@ -41,8 +41,9 @@ class ModeChooser:
     async def choose(self) -> str:
         """``lock`` or ``exact``; the reason is logged.
 
-        Raises ``KubeError`` or ``ProtocolError`` while the node cannot be read, and :class:`SettingsError`
-        for an explicit ``exact`` that cannot work here.
+        Raises ``KubeError`` or ``ProtocolError`` while the node cannot be read, :class:`PodResourcesError`
+        while kubelet does not answer on a node that was ``exact`` before: its containers could not start
+        again otherwise; and :class:`SettingsError` for an explicit ``exact`` that cannot work here.
         """
         if self._wanted == MODE_LOCK:
             log.info("allocation_mode", extra={"mode": MODE_LOCK, "reason": "--allocation-mode=lock"})
@@ -55,11 +56,17 @@ class ModeChooser:
         return mode
 
     async def _obstacle(self) -> str:
-        system = (await self._cluster.node()).system
+        node = await self._cluster.node()
+        system = node.system
         obstacle = version_obstacle(system.kubelet_version, system.container_runtime_version)
         if obstacle is not None and (obstacle.known or self._wanted == MODE_AUTO):
             return obstacle.text
-        return await self._cdi_obstacle() or await self._kubelet_obstacle()
+        if problem := await self._cdi_obstacle():
+            return problem
+        silence = await self._kubelet_obstacle()
+        if silence and node.annotations.get(ALLOCATION_MODE) == MODE_EXACT:
+            raise PodResourcesError(silence)
+        return silence
 
     async def _cdi_obstacle(self) -> str:
         try:

@@ -19,6 +19,7 @@ from hami.node.config import Settings, socket_name
 from hami.node.errors import MigError, NodeError, NvmlError, UnsafePathError
 from hami.node.exact.allocator import ExactAllocator
 from hami.node.exact.chooser import ModeChooser
+from hami.node.exact.errors import PodResourcesError
 from hami.node.exact.server import ExactService
 from hami.node.hostpid.errors import BrokerError
 from hami.node.mig.manager import FAILED
@@ -187,7 +188,7 @@ class DevicePlugin:
                 if self._exact_side is not None and await self._exact_side.chooser.choose() == MODE_EXACT:
                     self._exact = self._exact_side.allocator
                 await (self._exact or self._allocator).restore(self._options.delivery.limits_file)
-            except (KubeError, ProtocolError) as error:
+            except (KubeError, ProtocolError, PodResourcesError) as error:
                 delay = backoff.next()
                 log.warning("restore.failed", extra={"cause": str(error), "retry_s": round(delay, 1)})
                 with contextlib.suppress(TimeoutError):
