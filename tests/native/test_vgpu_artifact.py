@@ -6,11 +6,10 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
-from vgpu_harness import FORBIDDEN, MIB, NativeBuild, Node
+from vgpu_harness import FORBIDDEN, MIB, NativeBuild, Node, declared_symbols
 
 ROOT = Path(__file__).resolve().parents[2]
 VGPU = ROOT / "native" / "vgpu"
@@ -32,16 +31,10 @@ def test_generated_files_are_up_to_date(generator: str) -> None:
 
 
 def test_exactly_the_declared_symbols_are_exported(native: NativeBuild) -> None:
-    declared = {"dlsym"}
-    for hook in tomllib.loads((VGPU / "hooks.toml").read_text())["hook"]:
-        for variant in hook["variants"]:
-            declared.add(variant["symbol"])
-            if "twin" in variant:
-                declared.add(variant["symbol"] + "_ptsz")
     exported = {
         line.split()[-1] for line in output("nm", "-D", "--defined-only", str(native.libvgpu)).splitlines()
     }
-    assert exported == declared
+    assert exported == declared_symbols()
 
 
 def test_libc_is_the_only_dependency(native: NativeBuild) -> None:

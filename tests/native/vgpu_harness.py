@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from hami.protocol import region_layout as layout
 
+HOOKS = Path(__file__).resolve().parents[2] / "native/vgpu/hooks.toml"
 MIB = 1024 * 1024
 SUCCESS = 0
 OUT_OF_MEMORY = 2
@@ -265,3 +267,14 @@ def poke(region: Path, offset: int, value: bytes) -> None:
     with region.open("r+b") as stream:
         stream.seek(offset)
         stream.write(value)
+
+
+def declared_symbols() -> set[str]:
+    """What libvgpu.so exports: the hooks of the list, and the look-up."""
+    declared = {"dlsym"}
+    for hook in tomllib.loads(HOOKS.read_text())["hook"]:
+        for variant in hook["variants"]:
+            declared.add(variant["symbol"])
+            if "twin" in variant:
+                declared.add(variant["symbol"] + "_ptsz")
+    return declared

@@ -8,12 +8,13 @@ import shutil
 import socket
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from allocator_world import LOCK, ONE, Bench
 from node_cards import U1
 
 from hami.kube.errors import ServerError, TransportError
@@ -22,39 +23,15 @@ from hami.node.errors import AllocateError, UnsafePathError
 from hami.node.files import ensure_directory, read_regular, rewrite_file
 from hami.node.lock import LockReleaser
 from hami.node.paths import HostPaths
-from hami.node.plugin.allocator import REPEATS_KEPT, Allocator
-from hami.node.plugin.answer import Answer, Delivery
+from hami.node.plugin.allocator import REPEATS_KEPT
 from hami.node.plugin.library import install
 from hami.node.plugin.lockparent import prepare_lock_parent
 from hami.node.plugin.registration import Registrar
 from hami.node.plugin.workspace import Workspace
 from hami.protocol.views import Pod, decode
 
-ONE = f"{U1},NVIDIA,3000,30:;"
-LOCK = "hami.io/mutex.lock"
-NOW = 1_787_300_100.0
 OTHER_UID = 12345
 Make = Callable[..., dict[str, Any]]
-
-
-class Bench:
-    """An allocator on a fake cluster and a temporary host."""
-
-    def __init__(self, cluster: Any, host: HostPaths) -> None:
-        self.cluster = cluster
-        self.host = host
-        self.now = NOW
-        self.workspace = Workspace(host)
-        self.workspace.prepare_start()
-        self.allocator = Allocator(
-            cluster, self.workspace, host, LockReleaser(cluster), clock=lambda: self.now
-        )
-
-    async def allocate(self, *ids: Sequence[str]) -> tuple[Answer, ...]:
-        return await self.allocator.allocate(ids, Settings(), Delivery(extras={}, device_nodes={}))
-
-    def path(self, name: str) -> Path:
-        return Path(self.host.root, "usr/local/vgpu", name)
 
 
 @pytest.fixture
