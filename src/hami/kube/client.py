@@ -53,6 +53,7 @@ MAX_OBJECT_BYTES = 8 << 20
 MAX_PAGE_BYTES = 64 << 20
 _RETRY_AFTER_DEFAULT_S = 1.0
 _RETRY_AFTER_LEAST_S = 0.1
+_AT_ONCE = 64  # requests; watches are not counted
 _WAITING_PART = 0.5  # of a request's time that may go by before it is sent; the rest is for the answer
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
@@ -85,7 +86,7 @@ class Client:
     ) -> None:
         self.config = config
         self.limits = limits or Limits()
-        self._turns = Turns(self.limits.qps, self.limits.burst, clock)
+        self._turns = Turns(self.limits.qps, self.limits.burst, _AT_ONCE, clock)
         self._clock = clock
         self._user_agent = user_agent
         self._session: aiohttp.ClientSession | None = None
@@ -131,10 +132,8 @@ class Client:
         limit = self.limits.max_object_bytes if max_bytes is None else max_bytes
         refreshed = False
         while True:
-            await self._wait_turn(method, path, _WAITING_PART * (deadline - self._clock()))
             try:
-                async with asyncio.timeout(max(0.0, deadline - self._clock())):
-                    return await self._once(method, path, query, body, content_type, limit)
+                return await self._in_turn(deadline, method, path, query, body, content_type, limit)
             except TimeoutError as error:
                 raise TransportError(f"{method} {path}: no answer within {timeout:g}s") from error
             except Unauthorized:
@@ -270,14 +269,18 @@ class Client:
         if isinstance(error, aiohttp.ClientSSLError):
             self._ca_in_doubt = True
 
-    async def _wait_turn(self, method: str, path: str, most_s: float) -> None:
+    async def _in_turn(self, deadline: float, method: str, path: str, *request: Any) -> bytes:
+        most_s = _WAITING_PART * (deadline - self._clock())
         try:
             await self._turns.take(most_s, urgent=method != "GET")
         except TimeoutError as error:
-            limits = self.limits
-            raise RateLimited(
-                f"{method} {path}: not sent, too many requests wait for the limit of {limits.qps:g} a second"
-            ) from error
+            most = f"{self.limits.qps:g} a second, {_AT_ONCE} at once"
+            raise RateLimited(f"{method} {path}: not sent, too many requests wait ({most})") from error
+        try:
+            async with asyncio.timeout(max(0.0, deadline - self._clock())):
+                return await self._once(method, path, *request)
+        finally:
+            self._turns.give_back()
 
     def _url(self, path: str, query: Mapping[str, str] | None) -> URL:
         text = self.config.server + path
@@ -313,7 +316,7 @@ class Client:
             ca_pem = await asyncio.to_thread(self.config.read_ca)
             connector = aiohttp.TCPConnector(
                 ssl=await asyncio.to_thread(self._tls_context, ca_pem, credential),
-                limit=64,
+                limit=0,
                 socket_factory=_socket_with_keepalive,
             )
             if self._session is not None:

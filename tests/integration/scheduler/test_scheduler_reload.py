@@ -163,7 +163,7 @@ async def test_a_search_under_way_begins_anew_under_the_new_config(start: Any, p
         extender = world.scheduler.extender
         once, parsed = extender._search_once, []
 
-        async def interrupted(asking: Any, names: bytes) -> Any:
+        async def interrupted(asking: Any, *rest: Any) -> Any:
             parsed.append(asking.request())
             if len(parsed) == 1:
                 search = world.scheduler.state.search(
@@ -172,8 +172,8 @@ async def test_a_search_under_way_begins_anew_under_the_new_config(start: Any, p
                 write(path, defaultMemory=600)
                 await check(world)
                 assert not search.open
-                return await once(asking, names) if not asking.is_outdated else _closed(search)
-            return await once(asking, names)
+                return await once(asking, *rest) if not asking.is_outdated else _closed(search)
+            return await once(asking, *rest)
 
         extender._search_once = interrupted
         assert (await world.filter(pod, "n1"))["NodeNames"] == ["n1"]

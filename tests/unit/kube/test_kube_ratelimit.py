@@ -28,8 +28,17 @@ def test_a_limit_that_lets_nothing_through_is_refused(rate: float, burst: int) -
         TokenBucket(rate, burst)
 
 
+@given(st.floats(0.5, 200), st.integers(1, 5), st.lists(st.floats(0, 0.5), max_size=20))
+def test_the_wait_is_what_taking_the_token_would_take(rate: float, burst: int, gaps: list[float]) -> None:
+    bucket, now = TokenBucket(rate, burst), 0.0
+    for gap in gaps:
+        now += gap
+        assert bucket.wait(now) == pytest.approx(bucket.reserve(now))
+
+
 def test_rate_zero_means_no_limit() -> None:
     bucket = TokenBucket(0.0, 1)
+    assert bucket.wait(0.0) == 0.0
     assert {bucket.reserve(0.0) for _ in range(1000)} == {0.0}
 
 
