@@ -28,7 +28,7 @@ from hami.node.errors import NodeError
 from hami.node.hostpid.child import BrokerChild
 from hami.node.hostpid.codec import REQUEST
 from hami.node.hostpid.errors import BrokerError
-from hami.node.monitor.server import listen
+from hami.node.metrics_server import listen
 from hami.node.paths import HostPaths
 from hami.node.plugin import process as plugin_process
 from hami.node.plugin.metrics import PluginMetrics

@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from hami.cli.monitor import command, resync_seconds
 from hami.kube import connections
 from hami.node.errors import SettingsError
-from hami.node.monitor.server import MAX_CONNECTIONS, Application, ListenError, MetricsServer, listen
+from hami.node.metrics_server import MAX_CONNECTIONS, Application, ListenError, MetricsServer, listen
 from hami.node.monitor.service import Monitor
 
 

@@ -30,8 +30,8 @@ from hami.local.api.resources import EVENTS, NODES, PODS
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
 from hami.node.api import deviceplugin_v1beta1_pb2_grpc as rpc
 from hami.node.cluster import KubeCluster
+from hami.node.metrics_server import listen
 from hami.node.monitor import process as monitor_process
-from hami.node.monitor.server import listen
 from hami.node.monitor.service import Monitor
 from hami.node.plugin import process as plugin_process
 from hami.node.plugin.library import LibraryError, install

@@ -14,12 +14,12 @@ from hami.kube.events import EventRecorder, ObjectRef
 from hami.kube.informer import Informer, Unheard
 from hami.kube.operations import list_pages, pods_of_node
 from hami.kube.resources import PODS
+from hami.node.metrics_server import Application, MetricsServer, listen
 from hami.node.monitor.claims import LimitsFolder
 from hami.node.monitor.garbage import Garbage
 from hami.node.monitor.hostgpu import HostReader
 from hami.node.monitor.pods import PodInfo, pod_info
 from hami.node.monitor.series import SeriesBook
-from hami.node.monitor.server import Application, MetricsServer, listen
 from hami.node.monitor.service import Monitor, MonitorOptions, cancel_and_wait
 from hami.node.monitor.tracker import Tracker
 from hami.node.nvml import NvmlSession

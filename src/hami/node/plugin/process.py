@@ -24,6 +24,7 @@ from hami.node.exact.pod_resources import PodResources
 from hami.node.exact.pods import WatchedPods
 from hami.node.hostpid.child import BrokerChild
 from hami.node.lock import LockReleaser
+from hami.node.metrics_server import Application, MetricsServer, listen
 from hami.node.mig.given import GivenByKubelet
 from hami.node.mig.instances import MigCards
 from hami.node.mig.journal import Journal
@@ -31,7 +32,6 @@ from hami.node.mig.manager import MigManager
 from hami.node.mig.nvml import NvmlMig
 from hami.node.mig.side import MigSide
 from hami.node.mig.watch import WatchedChanges
-from hami.node.monitor.server import Application, MetricsServer, listen
 from hami.node.nvml import NvmlSession
 from hami.node.paths import pod_resources_socket
 from hami.node.plugin.allocator import Allocator
