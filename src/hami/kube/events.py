@@ -169,7 +169,7 @@ class EventRecorder:
         self._serial += 1
         ref = event.ref
         namespace = ref.namespace or "default"
-        name = f"{ref.name[:200]}.{int(event.at * 1e9) + self._serial:x}"
+        name = f"{ref.name[:200].rstrip('-.')}.{int(event.at * 1e9) + self._serial:x}"
         when = _rfc3339(event.at)
         source = {"component": self._component} | ({"host": self._host} if self._host else {})
         obj = {

@@ -5,8 +5,11 @@ import contextlib
 import io
 import json
 import logging
+import re
 from collections.abc import AsyncIterator
 from typing import Any
+
+import pytest
 
 from hami.kube.client import Client
 from hami.kube.events import MAX_MESSAGE_CHARS, EventRecorder, ObjectRef
@@ -46,6 +49,20 @@ async def test_an_event_names_its_object_and_source(api: Any, client: Client) ->
     assert sent["source"] == {"component": "hami-scheduler", "host": "host"}
     assert sent["firstTimestamp"] == "1970-01-01T00:00:00Z"
     assert sent["metadata"]["name"].startswith("train-0.")
+
+
+@pytest.mark.parametrize("joint", ["-", ".", "--"])
+async def test_an_event_of_a_long_name_has_a_name_that_the_api_server_takes(
+    api: Any, client: Client, joint: str
+) -> None:
+    api.answer("POST", EVENTS, {}, status=201)
+    name = "a" * (200 - len(joint)) + joint + "b" * 20
+    async with recording(client, [0.0]) as recorder:
+        recorder.record(ObjectRef("Pod", name, "team-a", "u1"), "Normal", "BindingSucceed", "m")
+        await recorder.flush(60)
+    made = api.seen[0].json()["metadata"]["name"]
+    assert len(made) <= 253
+    assert all(re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", part) for part in made.split("."))
 
 
 async def test_events_of_nodes_go_to_the_default_namespace(api: Any, client: Client) -> None:
