@@ -22,8 +22,8 @@ import msgspec
 from hami.node.config import Overrides as GivenSettings
 from hami.node.config import build_settings, parse_device_config, parse_node_overrides
 from hami.node.errors import SettingsError
-from hami.node.monitor.region import RegionError, choose_format
 from hami.node.plugin.checkpoint import CheckpointError, decode_checkpoint
+from hami.node.region.format import RegionError, choose_format
 from hami.protocol.admission import decode_review
 from hami.protocol.allocation import decode_allocation, encode_allocation, fit_slots, is_consumed, pop_first
 from hami.protocol.durations import format_duration, parse_duration

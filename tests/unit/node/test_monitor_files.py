@@ -23,9 +23,9 @@ from hami.node.monitor.files import (
     read_ring,
     write_directory,
 )
-from hami.node.monitor.region import RegionError
 from hami.node.monitor.ring import RING_BYTES
 from hami.node.monitor.tracker import Tracker
+from hami.node.region.format import RegionError
 from hami.protocol import region_layout as layout
 
 NAME = "uid-a_web"

@@ -18,17 +18,9 @@ from hami.node.monitor.files import (
     read_directory,
     write_directory,
 )
-from hami.node.monitor.region import (
-    SATURATED,
-    V0,
-    V1,
-    RawRegion,
-    Region,
-    RegionError,
-    choose_format,
-    parse_region,
-)
+from hami.node.monitor.region import SATURATED, RawRegion, Region, parse_region
 from hami.node.monitor.tracker import KEEP_S, Tracker
+from hami.node.region.format import V0, V1, RegionError, choose_format
 from hami.protocol import region_layout as layout
 
 U1 = b"GPU-11111111-2222-3333-4444-555555555555"

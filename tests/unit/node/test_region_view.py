@@ -14,9 +14,9 @@ from region_cutter import cut_without_pause
 
 from hami.cli.region import command
 from hami.node.errors import UnsafePathError
-from hami.node.monitor.region import RegionError
 from hami.node.region.edit import RegionEditError, RegionFile
 from hami.node.region.explain import explanation, lines
+from hami.node.region.format import RegionError
 from hami.node.region.view import view
 from hami.protocol import region_layout as layout
 

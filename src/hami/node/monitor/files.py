@@ -11,20 +11,9 @@ from typing import Final
 
 from hami.node.errors import UnsafePathError
 from hami.node.files import open_regular
-from hami.node.monitor.region import (
-    EXTENSION_READ,
-    MAX_FILE_BYTES,
-    V1,
-    Format,
-    RawRegion,
-    Region,
-    RegionError,
-    choose_format,
-    odd_slots,
-    parse_region,
-    slot_count,
-)
+from hami.node.monitor.region import RawRegion, Region, odd_slots, parse_region, slot_count
 from hami.node.monitor.ring import RING_BYTES, RING_OFFSET
+from hami.node.region.format import EXTENSION_READ, MAX_FILE_BYTES, V1, Format, RegionError, choose_format
 from hami.protocol import region_layout as layout
 
 MAX_DIRECTORIES: Final = 20_000

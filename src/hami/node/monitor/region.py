@@ -10,56 +10,12 @@ from typing import Final
 
 import numpy as np
 
-from hami.node.errors import NodeError
+from hami.node.region.format import V1, Format, extension_is_ours
 from hami.protocol import region_layout as layout
 
 SATURATED: Final = 2**63 - 1
-MAX_FILE_BYTES: Final = 16 << 20
-EXTENSION_READ: Final = layout.Extension.slots.offset
-"""Bytes of the extension block that are read: its head and the table of devices."""
 
-_MIN_BYTES: Final = 12
-_MAX_MINOR: Final = 9
 _LOW: Final = np.uint64(0xFFFFFFFF)
-
-
-class RegionError(NodeError):
-    """A region cannot be read; ``reason`` is the label of ``hami_monitor_cache_errors_total``."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
-
-
-@dataclass(frozen=True, slots=True)
-class Format:
-    """One of the two layouts."""
-
-    name: str
-    region: type[layout.V0] | type[layout.V1]
-    slot: type[layout.V0Slot] | type[layout.V1Slot]
-
-    @property
-    def head_bytes(self) -> int:
-        """Bytes before the first process slot."""
-        return self.region.procs.offset
-
-    @property
-    def tail_offset(self) -> int:
-        """Offset of the first byte behind the process slots."""
-        return self.region.proc_num.offset
-
-    @property
-    def tail_bytes(self) -> int:
-        return self.region.SIZE - self.tail_offset
-
-    @property
-    def stride(self) -> int:
-        return self.region.procs.stride
-
-
-V0: Final = Format("v0", layout.V0, layout.V0Slot)
-V1: Final = Format("v1", layout.V1, layout.V1Slot)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,26 +87,6 @@ class RawRegion:
     extension: bytes
 
 
-def choose_format(size: int, start: bytes) -> Format:
-    """The layout of a file of ``size`` bytes that begins with ``start`` (at least 12 bytes if it has them).
-
-    Raises :class:`RegionError` with reason ``too_small``, ``bad_magic``, ``short_read`` (a truncated v1 file)
-    or ``unknown_version``.
-    """
-    if size < _MIN_BYTES or len(start) < _MIN_BYTES:
-        raise RegionError("too_small", f"{size} bytes are too small for a region")
-    if layout.V1.magic.read(start) != layout.MAGIC:
-        raise RegionError("bad_magic", "magic flag not matched")
-    major, minor = layout.V1.major.read(start), layout.V1.minor.read(start)
-    if layout.V0_MIN_LENGTH <= size < layout.V1_MIN_LENGTH:
-        if major == layout.MAJOR and minor <= _MAX_MINOR:
-            raise RegionError("short_read", f"a v{major}.{minor} region of only {size} bytes is truncated")
-        return V0
-    if size >= layout.V1_MIN_LENGTH and major == layout.MAJOR:
-        return V1
-    raise RegionError("unknown_version", f"no known region has {size} bytes and version {major}.{minor}")
-
-
 def slot_count(found: Format, tail: bytes) -> int:
     """Number of process slots in use, clamped to 0..1024."""
     count = found.region.proc_num.read(tail, -found.tail_offset)
@@ -163,7 +99,7 @@ def parse_region(raw: RawRegion) -> Region:
     region, slot = raw.format.region, raw.format.slot
     active = _active_slots(raw)
     count = min(region.device_count.read(raw.head), layout.MAX_DEVICES)
-    has_extension = _extension_is_ours(raw.extension)
+    has_extension = extension_is_ours(raw.extension)
     columns = {
         "total": _sums(active, slot.used_total),
         "context": _sums(active, slot.used_context),
@@ -261,16 +197,6 @@ def _last_kernel(raw: RawRegion) -> int:
         return 0
     value = layout.V1.last_kernel_time.read(raw.tail, -raw.format.tail_offset)
     return value if value <= SATURATED else 0
-
-
-def _extension_is_ours(extension: bytes) -> bool:
-    block = layout.Extension
-    return (
-        len(extension) >= EXTENSION_READ
-        and extension[: len(layout.EXTENSION_MAGIC)] == layout.EXTENSION_MAGIC
-        and block.version.read(extension) == layout.EXTENSION_VERSION
-        and block.length.read(extension) == layout.EXTENSION_LENGTH
-    )
 
 
 def _factor(g: int) -> float:

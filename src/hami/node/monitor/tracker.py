@@ -20,7 +20,8 @@ from hami.node.monitor.files import (
     read_ring,
     write_directory,
 )
-from hami.node.monitor.region import Region, RegionError
+from hami.node.monitor.region import Region
+from hami.node.region.format import RegionError
 from hami.node.told import Told
 
 KEEP_S: Final = 15.0

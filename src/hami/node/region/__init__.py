@@ -1,1 +1,1 @@
-"""The shared region of one container, for people: what `hami region` shows and changes."""
+"""The shared region of one container: its layouts, and what `hami region` shows and changes."""

@@ -21,8 +21,8 @@ from typing import Final, Self
 
 from hami.node.errors import NodeError, UnsafePathError
 from hami.node.files import open_regular
-from hami.node.monitor.region import MAX_FILE_BYTES
 from hami.node.region.child import Answer, ChildDiedError, in_child
+from hami.node.region.format import MAX_FILE_BYTES
 from hami.node.region.view import Object, view
 from hami.protocol import region_layout as layout
 

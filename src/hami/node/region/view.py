@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
-from hami.node.monitor.region import V1, Format, choose_format
+from hami.node.region.format import EXTENSION_READ, V1, Format, choose_format, extension_is_ours
 from hami.protocol import region_layout as layout
 
 STATUS: Final = {layout.SLOT_FREE: "free", layout.SLOT_RUNNING: "running", layout.SLOT_SUSPENDED: "suspended"}
@@ -31,7 +31,7 @@ Object: TypeAlias = dict[str, Any]
 def view(data: bytes, live: Callable[[int], bool]) -> Object:
     """The region as an object; ``live(k)`` says whether slot k's lock is held.
 
-    Raises :class:`hami.node.monitor.region.RegionError` for a file that is no region.
+    Raises :class:`hami.node.region.format.RegionError` for a file that is no region.
     """
     found = choose_format(len(data), data[:12])
     extension = _has_extension(data)
@@ -61,12 +61,7 @@ def view(data: bytes, live: Callable[[int], bool]) -> Object:
 
 def _has_extension(data: bytes) -> bool:
     base = layout.EXTENSION_OFFSET
-    return (
-        len(data) >= layout.FILE_LENGTH
-        and data[base : base + len(layout.EXTENSION_MAGIC)] == layout.EXTENSION_MAGIC
-        and layout.Extension.version.read(data, base) == layout.EXTENSION_VERSION
-        and layout.Extension.length.read(data, base) == layout.EXTENSION_LENGTH
-    )
+    return len(data) >= layout.FILE_LENGTH and extension_is_ours(data[base : base + EXTENSION_READ])
 
 
 def _ext(data: bytes, field: layout.Number, index: int = 0) -> int:
