@@ -203,6 +203,18 @@ def test_a_host_thread_that_is_away_during_a_launch_is_charged_no_card_time(node
     assert 20 * 100_000 / 2 < charged_ns(node) < 40_000_000  # the host was away for 400 ms
 
 
+@pytest.mark.parametrize("away", ["cuEventRecord", "cuLaunchKernel"])
+def test_a_host_that_is_away_at_every_launch_longer_than_the_kernel_takes_is_limited(
+    node: Node, away: str
+) -> None:
+    """Nobody can tell then what the card did between the events: not nothing, however often it is the same."""
+    shell = launcher(
+        node, ns=5_000_000, extra={"FAKEGPU_DELAY_US": f"{away}=6000"}, CUDA_DEVICE_SM_LIMIT="10"
+    )
+    spent = [spend(node, [shell]) for _ in range(2)]
+    assert sum(each.card for each in spent) < 0.2 * sum(each.wall for each in spent), spent
+
+
 def test_work_that_was_queued_before_the_card_came_to_it_is_charged_whole(node: Node) -> None:
     """However long the host took to queue it. Each launch is of a size never seen before."""
     delayed = {"FAKEGPU_DELAY_US": "cuLaunchKernel=20000"}

@@ -8,6 +8,8 @@ enum {
     LONG_KERNEL_NS = 400000,
     LARGEST_INTERVAL = 64,
     START_NS = 20000,
+    MOST_DOUBTFUL = 8,
+    LARGEST_FACTOR = 4,
     DEVICES = 16
 };
 
@@ -70,6 +72,7 @@ void vg_cost_forget(uintptr_t function, uint64_t work) {
         atomic_store(&cost->samples, 0);
         atomic_store(&cost->interval, 0);
         atomic_store(&cost->unmeasured, 0);
+        atomic_store(&cost->doubtful, 0);
     }
 }
 
@@ -83,7 +86,7 @@ void vg_cost_postpone(struct vg_cost *cost, int32_t countdown) {
     atomic_store(&cost->countdown, atomic_load(&cost->interval));
 }
 
-void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches) {
+static void learn(struct vg_cost *cost, uint64_t ns, uint32_t launches) {
     uint32_t known = atomic_load(&cost->ns), samples = atomic_load(&cost->samples);
     double mean = (double)ns;
     if (known != VG_COST_UNKNOWN) {
@@ -103,11 +106,23 @@ void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches) {
     atomic_store(&cost->countdown, (int32_t)interval);
 }
 
-uint64_t vg_cost_learn_between(struct vg_cost *cost, uint64_t least, uint64_t most, uint64_t charged,
-                               uint32_t launches) {
+void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches) {
+    atomic_store(&cost->doubtful, 0);
+    learn(cost, ns, launches);
+}
+
+uint64_t vg_cost_learn_between(struct vg_cost *cost, uint64_t least, uint64_t most, bool sure,
+                               uint64_t charged, uint32_t launches) {
+    uint64_t part = most / LARGEST_FACTOR;
+    if (sure || least >= part)
+        atomic_store(&cost->doubtful, 0);
+    else if (atomic_load(&cost->doubtful) < MOST_DOUBTFUL)
+        atomic_fetch_add(&cost->doubtful, 1);
+    else
+        least = part;
     uint64_t ns = charged < least ? least : charged > most ? most : charged;
     bool guess = atomic_load(&cost->samples) == 0;
-    vg_cost_learn(cost, ns, launches);
+    learn(cost, ns, launches);
     if (guess) {
         atomic_store(&cost->samples, 0);
         atomic_store(&cost->interval, 1);

@@ -19,7 +19,8 @@ struct vg_cost {
     _Atomic int32_t countdown;   /* launches until the next one is measured */
     _Atomic uint32_t samples;    /* launches that the mean stands for */
     _Atomic int32_t interval;    /* what the countdown started from */
-    _Atomic uint32_t measuring;  /* unfinished markers */
+    _Atomic uint16_t measuring;  /* unfinished markers */
+    _Atomic uint16_t doubtful;   /* markers in a row that say next to nothing */
     _Atomic uint32_t unmeasured; /* launches of earlier countdowns that ended without a marker */
 };
 
@@ -86,8 +87,11 @@ void vg_cost_postpone(struct vg_cost *cost, int32_t countdown);
 void vg_cost_learn(struct vg_cost *cost, uint64_t ns, uint32_t launches);
 
 /* The same where no more is known than that it took from `least` to `most` ns: what is nearest to `charged`
- * is learned and returned. An entry without a sample stays without: the next launch is measured too. */
-uint64_t vg_cost_learn_between(struct vg_cost *cost, uint64_t least, uint64_t most, uint64_t charged,
-                               uint32_t launches);
+ * is learned and returned. An entry without a sample stays without: the next launch is measured too. If it
+ * goes on like that and `most` is four times as much and more, unless `sure` of the least, then at least a
+ * quarter of the most is: the device's factor makes up for four times too little and for 64 times too much.
+ */
+uint64_t vg_cost_learn_between(struct vg_cost *cost, uint64_t least, uint64_t most, bool sure,
+                               uint64_t charged, uint32_t launches);
 
 #endif

@@ -20,6 +20,8 @@ struct vg_marker {
     uint64_t charged;
     uint64_t began; /* the start event was given to the driver */
     uint64_t lost;  /* of the time between the events the card may have waited for the host so long, ns */
+    bool idle;      /* the card was, at the start event */
+    bool sure;      /* that it waited so long */
     uint32_t launches;
 };
 
@@ -141,27 +143,35 @@ static void release(struct vg_marker *marker) {
     atomic_store(&marker->state, MARKER_FREE);
 }
 
+/* False also where nothing may be asked now. */
+static bool passed(void *event) {
+    if (!vg_markers_allowed())
+        return false;
+    int mode = relax(), result = vg_call_cuEventQuery(event);
+    restore(mode);
+    return result == VG_CUDA_SUCCESS;
+}
+
 bool vg_marker_start(struct vg_marker *marker, void *stream) {
     marker->began = vg_now();
-    if (vg_call_cuEventRecord(marker->start, stream) == VG_CUDA_SUCCESS)
-        return true;
-    release(marker);
-    return false;
+    if (vg_call_cuEventRecord(marker->start, stream) != VG_CUDA_SUCCESS) {
+        release(marker);
+        return false;
+    }
+    marker->idle = passed(marker->start);
+    return true;
 }
 
 /* The host may have been away between its calls (another thread had the processor, the driver loaded the
  * kernel), and a card without work waited for it. Not where earlier work still keeps the start event back:
- * everything was in the queue then before the card came to it. */
-static uint64_t lost(const struct vg_marker *marker) {
+ * everything was in the queue then before the card came to it. If it was idle at first and is at work now,
+ * the host was away before that began. */
+static void look_for_lost_time(struct vg_marker *marker) {
     uint64_t span = vg_now() - marker->began;
-    if (span <= usual_span_ns)
-        return 0;
-    if (!vg_markers_allowed())
-        return span;
-    int mode = relax();
-    bool kept_back = vg_call_cuEventQuery(marker->start) == VG_CUDA_NOT_READY;
-    restore(mode);
-    return kept_back ? 0 : span;
+    bool away = span > usual_span_ns;
+    bool kept_back = away && !marker->idle && vg_markers_allowed() && !passed(marker->start);
+    marker->sure = away && marker->idle && !passed(marker->stop);
+    marker->lost = away && !kept_back ? span : 0;
 }
 
 void vg_marker_stop(struct vg_marker *marker, void *stream, bool launched) {
@@ -169,7 +179,7 @@ void vg_marker_stop(struct vg_marker *marker, void *stream, bool launched) {
         release(marker);
         return;
     }
-    marker->lost = lost(marker);
+    look_for_lost_time(marker);
     atomic_store(&marker->state, MARKER_RUNNING);
 }
 
@@ -204,7 +214,7 @@ unsigned vg_markers_poll(int device, void (*finished)(int device, uint64_t took,
                 vg_cost_learn(marker->cost, took, marker->launches);
             else
                 took = vg_cost_learn_between(marker->cost, took > marker->lost ? took - marker->lost : 0,
-                                             took, marker->charged, marker->launches);
+                                             took, marker->sure, marker->charged, marker->launches);
             finished(device, took, marker->charged);
             done++;
         }

@@ -273,14 +273,20 @@ static void costs(void) {
     CHECK(cost->ns == VG_COST_UNKNOWN && cost->samples == 0 && !vg_cost_pay(0x1000, 1024, 3));
     vg_cost_forget(0x77000, 1); /* never seen */
     /* The host was away: the guess is what was charged, as far as it can be true. */
-    CHECK(vg_cost_learn_between(cost, 100000, 20000000, 95, 1) == 100000 && cost->ns == 100000);
+    CHECK(vg_cost_learn_between(cost, 100000, 20000000, false, 95, 1) == 100000 && cost->ns == 100000);
     CHECK(cost->samples == 0 && !vg_cost_pay(0x1000, 1024, 3)); /* and the next launch is measured */
-    CHECK(vg_cost_learn_between(cost, 0, 30000, 100000, 1) == 30000 && cost->ns == 30000);
+    CHECK(vg_cost_learn_between(cost, 0, 30000, false, 100000, 1) == 30000 && cost->ns == 30000);
     vg_cost_learn(cost, 10000, 1);
     CHECK(cost->ns == 10000 && cost->samples == 1);
-    CHECK(vg_cost_learn_between(cost, 5000, 20000000, 10000, 39) == 10000 && cost->ns == 10000);
+    CHECK(vg_cost_learn_between(cost, 5000, 20000000, false, 10000, 39) == 10000 && cost->ns == 10000);
     CHECK(cost->samples == 40 && cost->countdown == 40);
-    CHECK(vg_cost_learn_between(cost, 50000, 20000000, 10000, 40) == 50000 && cost->ns == 30000);
+    CHECK(vg_cost_learn_between(cost, 50000, 20000000, false, 10000, 40) == 50000 && cost->ns == 30000);
+    vg_cost_learn(cost, 10000, 1);
+    for (int i = 0; i < 8; i++) /* a while nobody can tell: what was charged is as good as anything */
+        CHECK(vg_cost_learn_between(cost, 0, 20000000, false, 10000, 40) == 10000);
+    CHECK(vg_cost_learn_between(cost, 0, 20000000, false, 10000, 40) == 5000000);
+    CHECK(vg_cost_learn_between(cost, 1000, 20000000, true, 10000, 40) == 10000);
+    CHECK(vg_cost_learn_between(cost, 0, 20000000, false, 10000, 40) == 10000);
     CHECK(vg_cost_start_value_of_graph(10) == 200000);
     CHECK(vg_cost_start_value_of_graph(UINT64_MAX) == 1000000000u);
     for (uint64_t f = 1; f < 100000; f++) /* a full table is no error */
