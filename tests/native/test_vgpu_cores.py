@@ -207,7 +207,7 @@ def test_a_host_thread_that_is_away_during_a_launch_is_charged_no_card_time(node
 def test_a_host_that_is_away_at_every_launch_longer_than_the_kernel_takes_is_limited(
     node: Node, away: str
 ) -> None:
-    """Nobody can tell then what the card did between the events: not nothing, however often it is the same."""
+    """Nobody can tell then what the card did between the events: not nothing, however often it is so."""
     shell = launcher(
         node, ns=5_000_000, extra={"FAKEGPU_DELAY_US": f"{away}=6000"}, CUDA_DEVICE_SM_LIMIT="10"
     )
