@@ -87,6 +87,28 @@ async def test_leadership_lost_between_bind_and_post_sends_no_binding(start: Any
         assert world.used_mib("n1") == [0]
 
 
+async def test_leadership_lost_before_the_lock_is_written_writes_none(start: Any) -> None:
+    """A pod may wait for its turn longer than a Lease lasts."""
+    async with start(lease=("kube-system", "hami-scheduler")) as world:
+        await write_lease(world, "host_1", 1, create=True)
+        await world.until(lambda: world.scheduler.gate.is_open)
+        await world.add_node("n1")
+        pod = await world.add_pod("p")
+        await world.filter(pod, "n1")
+
+        async def lose(request: web.Request) -> None:
+            if (request.method, request.path) == ("GET", "/api/v1/nodes/n1"):
+                world.scheduler.leadership._lease.forget()
+
+        world.api.intercept = lose
+        await world.scheduler.recorder.flush(60)
+        world.api.seen.clear()
+        assert await world.bind(pod, "n1") == "not the leader"
+        await world.scheduler.recorder.flush(60)
+        assert world.writes(events=True) == []
+        assert world.used_mib("n1") == [0]
+
+
 async def test_a_binding_without_an_answer_is_not_sent_again_once_another_replica_has_led(start: Any) -> None:
     """The other one may have given the cards away."""
     async with start(lease=("kube-system", "hami-scheduler")) as world:

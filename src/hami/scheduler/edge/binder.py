@@ -37,13 +37,12 @@ from hami.scheduler.core.state import ClusterState
 from hami.scheduler.edge.deadline import ANSWER_WITHIN_S, Deadline
 from hami.scheduler.edge.events import SchedulerEvents, pod_of
 from hami.scheduler.edge.half_allocated import HalfAllocated
-from hami.scheduler.edge.leader import LATE_S, Leadership
+from hami.scheduler.edge.leader import LATE_S, NOT_LEADER, Leadership
 from hami.scheduler.edge.node_locks import LockContention, LockFailed, LockKind, NodeLocks
 from hami.scheduler.edge.pod_locks import KEPT_S, PodLocks
 from hami.vendors.types import NodeView
 
 STALE = "stale bind request"
-NOT_LEADER = "not the leader"
 _SETTLE_FIRST_S, _SETTLE_CAP_S = 0.1, 30.0
 _LEAST_FIRST_S = 1.0  # for the first Binding: less, and all of them would be of unknown outcome
 _RELEASE_S = 3.0
@@ -223,7 +222,7 @@ class Binder:
             or await self._make_sure(reservation, deadline)
             or _too_late(reservation, deadline)
         )
-        if failure:
+        if failure and self._leadership.is_leader():
             self._events.binding_failed(pod_of(reservation), failure)
         return failure
 
@@ -240,6 +239,9 @@ class Binder:
                 self._state.binding_refused(reservation.uid)
             return str(error)
         except LockFailed as error:
+            if not self._leadership.is_leader():
+                self._state.binding_refused(reservation.uid)
+                return NOT_LEADER
             return str(error)
         return ""
 

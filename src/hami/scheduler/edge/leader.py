@@ -17,6 +17,7 @@ from hami.kube.errors import KubeError
 from hami.kube.lease import LeaseObservation
 from hami.protocol.views import Lease
 
+NOT_LEADER: Final = "not the leader"
 LATE_S: Final = 60.0
 """As long as an API server works on a request: so late may it carry out one that was given up."""
 _RETRY_S = 1.0

@@ -47,6 +47,7 @@ from hami.protocol.lock import (
 )
 from hami.protocol.views import Node, Pod
 from hami.scheduler.edge.deadline import ANSWER_WITHIN_S, Deadline
+from hami.scheduler.edge.leader import NOT_LEADER
 
 LockKind = Literal["hami", "dsmlu"]
 """`hami.io/mutex.lock`, which names its holder, or Cambricon's own lock, which does not."""
@@ -90,9 +91,11 @@ class Given(NamedTuple):
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt to take a lock: until when the API server may be asked, and what came of it so far."""
+    """One attempt to take a lock: until when the API server may be asked, whether locks may be written at
+    all, and what came of it so far."""
 
     deadline: Deadline = field(default_factory=lambda: Deadline(ANSWER_WITHIN_S))
+    may_write: Callable[[], bool] = lambda: True
     written: str = ""
     """A lock text that this attempt may have stored, however it ended, even when it was cancelled."""
 
@@ -282,6 +285,8 @@ class NodeLocks:
                     limit = format_duration(attempt.deadline.total_s)
                     why = f"no success with the lock of node {node} within {limit}{last}"
                     return Failed(why, attempt.written)
+                if isinstance(action, PatchNode) and not attempt.may_write():
+                    return Failed(NOT_LEADER, attempt.written)
                 event = await self._perform(node, action, key, attempt)
             assert event is not None
             last = f": {event.message}" if isinstance(event, ReadFailed | PatchFailed) else last

@@ -68,7 +68,7 @@ class PodLocks:
     async def _take_one(
         self, reservation: Reservation, kind: LockKind, retry_s: float, deadline: Deadline
     ) -> None:
-        owner, attempt = _owner(reservation), Attempt(deadline)
+        owner, attempt = _owner(reservation), Attempt(deadline, self._leadership.is_leader)
         wait_s = deadline.left(KEPT_S)
         acquired = ""
         try:
