@@ -51,7 +51,10 @@ def open_directory(path: str | Path, owner: int | None = None, parent: int | Non
 def require_owner(found: os.stat_result, path: str, owner: int) -> None:
     """Check that what was found at ``path`` belongs to the UID ``owner`` (:class:`UnsafePathError`)."""
     if found.st_uid != owner:
-        raise UnsafePathError(f"{path} belongs to UID {found.st_uid}, expected {owner}")
+        raise UnsafePathError(
+            f"{path} belongs to UID {found.st_uid}, expected {owner}; remove it, or, if nobody planted it: "
+            f"chown {owner} {path}"
+        )
 
 
 def is_entry(descriptor: int, directory: int, name: str) -> bool:

@@ -79,5 +79,6 @@ def _check(found: os.stat_result, path: str, owner: int) -> None:
     require_owner(found, path, owner)
     if found.st_mode & 0o077:
         raise UnsafePathError(
-            f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: group and others may have no access"
+            f"{path} has mode {stat.S_IMODE(found.st_mode):04o}: group and others may have no access; "
+            f"mend it with: chmod 600 {path}"
         )

@@ -86,10 +86,18 @@ def test_d8_a_symlink_as_parent_fails(shared: Path, tmp_path: Path) -> None:
 
 def test_d9_d11_the_parent_needs_the_sticky_bit_only_if_others_can_write(shared: Path) -> None:
     shared.chmod(0o777)
-    with pytest.raises(UnsafePathError, match="sticky"):
+    with pytest.raises(UnsafePathError, match=rf"sticky bit: chmod \+t {shared}"):
         prepare_lock_parent(str(shared / "vgpulock"), ME)
     shared.chmod(0o755)
     prepare_lock_parent(str(shared / "vgpulock"), ME)
+
+
+def test_d10_a_parent_of_somebody_else_is_named_with_the_way_out(shared: Path) -> None:
+    owner = ME + 1 if ME else 0
+    if ME == 0:
+        os.chown(shared, 1000, 1000)
+    with pytest.raises(UnsafePathError, match=f"expected {owner}: chown {owner} {shared}$"):
+        prepare_lock_parent(str(shared / "vgpulock"), owner)
 
 
 def test_d12_an_exchanged_entry_is_noticed(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:

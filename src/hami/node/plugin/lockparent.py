@@ -54,6 +54,6 @@ def _check_parent(parent: int, path: str, owner: int) -> None:
     found = os.fstat(parent)
     # Below --host-root the parent may also belong to root; then only root could exchange entries in it.
     if found.st_uid not in (owner, 0):
-        raise UnsafePathError(f"{path} belongs to UID {found.st_uid}, expected {owner}")
+        raise UnsafePathError(f"{path} belongs to UID {found.st_uid}, expected {owner}: chown {owner} {path}")
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not found.st_mode & stat.S_ISVTX:
-        raise UnsafePathError(f"{path} is writable for others without the sticky bit")
+        raise UnsafePathError(f"{path} is writable for others without the sticky bit: chmod +t {path}")
