@@ -145,9 +145,11 @@ def folder() -> Any:
         yield Path(directory)
 
 
+@pytest.mark.parametrize("journal", ["there", "lost"])
 async def test_an_instance_lives_as_long_as_its_pod_and_outlives_the_plugin(
-    embedded_api: ApiServer, folder: Path
+    embedded_api: ApiServer, folder: Path, journal: str
 ) -> None:
+    """Without the journal kubelet's record of its answer is the proof."""
     node = MigNode(embedded_api, folder)
     async with node.serving("nvidia.com/gpu", "14"):
         first, second = node.cards
@@ -163,6 +165,8 @@ async def test_an_instance_lives_as_long_as_its_pod_and_outlives_the_plugin(
         (item,) = json.loads(node.notes("p")[NOTE])
         assert item["migUUID"] == uuids[0]
         assert node.notes("p")["hami.io/bind-phase"] == "success"
+        if journal == "lost":
+            (node.vgpu / "mig-instances.json").unlink()
         before = node.plugin.pid
         await node.plugin.kill()
         await node.until(lambda: node.serves_again(before))
