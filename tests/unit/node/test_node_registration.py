@@ -105,7 +105,15 @@ async def test_without_the_driver_the_node_shows_its_cards_as_sick_until_it_is_b
     cluster: Any, make_nvml: MakeNvml, pair_scores: PairScores
 ) -> None:
     nvml, board = make_nvml(TWO), Board()
-    loop = Registrar(cluster, CardReader(nvml), board, Settings(), pair_scores=pair_scores)
+    right: list[bool] = []
+    loop = Registrar(
+        cluster,
+        CardReader(nvml),
+        board,
+        Settings(),
+        pair_scores=pair_scores,
+        registered=lambda: right.append(True),
+    )
     await loop.once()
     text = cluster.node_annotations[REGISTER]
     assert text.count('"health":true') == 2
@@ -114,6 +122,7 @@ async def test_without_the_driver_the_node_shows_its_cards_as_sick_until_it_is_b
         await loop.once()
     assert "health" not in cluster.node_annotations[REGISTER]
     assert not any(card.healthy for card in board.cards), "kubelet hears the same"
+    assert len(right) == 1, "an alert watches how long ago that was"
     nvml.list_error = None
     await loop.once()
     assert cluster.node_annotations[REGISTER] == text

@@ -124,9 +124,9 @@ class Registrar:
         if wanted:
             await self._cluster.annotate_node(wanted)
             log.info("register.written", extra={"devices": len(devices), "keys": sorted(wanted)})
-        self._registered()
         if lost is not None:
             raise lost
+        self._registered()
         return version
 
 
