@@ -33,7 +33,6 @@ again:
 """
 
 OUT_OF_MEMORY = 2
-NOT_SUPPORTED = 801
 
 
 class CudaError(Exception):

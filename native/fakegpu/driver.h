@@ -60,9 +60,7 @@ enum fg_block_kind {
     FG_BLOCK_POOL,
     FG_BLOCK_HOST,
     FG_BLOCK_REGISTERED,
-    FG_BLOCK_ARRAY,
-    FG_BLOCK_RANGE,
-    FG_BLOCK_IMPORTED
+    FG_BLOCK_RANGE
 };
 
 /* A block of memory of this process, findable by any address in it. */

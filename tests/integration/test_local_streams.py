@@ -25,7 +25,6 @@ from hami.local.kubelet.kubelet import Kubelet, NodeConfig, NodeLogs
 
 BASE = "/api/v1/namespaces/default/pods"
 STDIN, STDOUT, STDERR, ERROR, RESIZE, CLOSE = 0, 1, 2, 3, 4, 255
-UPGRADE = {"Connection": "Upgrade"}
 FOREVER = "trap 'exit 0' TERM; while :; do sleep 0.05; done"
 
 

@@ -24,7 +24,6 @@ enum {
 
     VG_ATTRIBUTE_SMS = 16,
     VG_ATTRIBUTE_THREADS_PER_SM = 39,
-    VG_POOL_RELEASE_THRESHOLD = 4,
     VG_POOL_RESERVED = 5,
     VG_POOL_USED = 7,
     VG_LOCATION_DEVICE = 1,
@@ -141,8 +140,7 @@ struct vg_nvml_sample {
 };
 _Static_assert(sizeof(struct vg_nvml_sample) == 32, "nvmlProcessUtilizationSample_t");
 
-#define VG_EXPORT    __attribute__((visibility("default")))
-#define VG_COLD      __attribute__((noinline, cold))
-#define VG_LIKELY(x) __builtin_expect(!!(x), 1)
+#define VG_EXPORT __attribute__((visibility("default")))
+#define VG_COLD   __attribute__((noinline, cold))
 
 #endif
