@@ -16,7 +16,7 @@ from plugin_world import Node
 from prometheus_client.core import Metric
 
 from hami.node.api import deviceplugin_v1beta1_pb2 as pb
-from hami.node.errors import AllocateError, NoBindingPodError, NodeError
+from hami.node.errors import AllocateError, NoBindingPodError, NodeError, NvmlError
 from hami.node.exact.errors import NotYetError
 from hami.node.hostpid.child import BrokerChild
 from hami.node.nvml import XidEvent
@@ -146,3 +146,26 @@ async def test_the_running_plugin_counts(node: Node, make_pod: Make, until: Unti
     metrics = await source.collect()
     assert values(metrics, "allocations_total") == {("ok", ""): 1, ("failed", "no_pod"): 1}
     assert values(metrics, "unhealthy_card") == {(U1, "XID 79"): 1}
+
+
+async def test_a_card_for_which_the_driver_does_not_answer_is_told_and_counted(
+    node: Node, until: Until
+) -> None:
+    def told() -> list[str]:
+        return [text for _, reason, text in node.cluster.events if reason == "HAMiDeviceUnhealthy"]
+
+    memory = node.nvml.cards[0]
+    async with node:
+        await until(lambda: node.kubelet.registered)
+        node.nvml.cards[0] = (*memory[:2], NvmlError("Unknown Error", 999))
+        node.plugin._board.wake()  # the registration loop looks again
+        await until(told)
+        assert told() == [
+            f"{U1}: the driver does not answer for it; no new pod gets it until it was seen to "
+            "(dmesg on the node, lines with NVRM), then it comes back by itself"
+        ]
+        assert node.plugin.counters.faults == {U1: "the driver does not answer for it"}
+        node.nvml.cards[0] = memory
+        node.plugin._board.wake()
+        await until(lambda: node.plugin.counters.faults == {})
+    assert len(told()) == 1

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import posixpath
 import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -62,6 +62,8 @@ _JOIN_S: Final = 10.0
 _PRUNE_S: Final = 600.0
 _RESTORE_BACKOFF_S: Final = (0.5, 15.0)
 _SICK: Final = "no new pod gets it until it was seen to (dmesg on the node, lines with NVRM)"
+_SILENT: Final = "the driver does not answer for it"
+_BY_ITSELF: Final = "then it comes back by itself"
 _COMES_BACK: Final = {
     RecoveryMode.OFF: "then restart the device plugin's pod",
     RecoveryMode.RESET: "it comes back by itself after a reset",
@@ -390,7 +392,7 @@ class DevicePlugin:
             applied=self._applied,
             registered=self.counters.registered,
         )
-        loops = [registrar.run(), self._report_faults(board, set(board.lasting)), self._prune()]
+        loops = [registrar.run(), self._report_sick(board, offered), self._prune()]
         if recoverer is not None:
             loops.append(recoverer.run())
         if not self._platform.has_cards:
@@ -414,16 +416,21 @@ class DevicePlugin:
         watcher.on_fault = recoverer.fault
         return recoverer
 
-    async def _report_faults(self, board: Board, known: set[str]) -> None:
-        """A Warning event on the node for every card that becomes unhealthy and is not ``known`` as that."""
-        version = board.version
+    async def _report_sick(self, board: Board, offered: Collection[str]) -> None:
+        """A Warning event on the node for each of the ``offered`` cards that becomes unhealthy; those of
+        before this start were told then.
+        """
+        known, version = set(board.lasting), board.version
         while True:
-            known &= board.faults.keys()
-            self.counters.health(board.faults)
-            for uuid, reason in board.faults.items():
+            silent = [card.uuid for card in board.cards if not card.healthy and card.uuid in offered]
+            sick = dict.fromkeys(silent, _SILENT) | board.faults
+            known &= sick.keys()
+            self.counters.health(sick)
+            for uuid, reason in sick.items():
                 if uuid not in known:
                     known.add(uuid)
-                    text = f"{uuid}: {reason}; {_SICK}, {_COMES_BACK[self._options.recovery.mode]}"
+                    back = _COMES_BACK[self._options.recovery.mode] if uuid in board.faults else _BY_ITSELF
+                    text = f"{uuid}: {reason}; {_SICK}, {back}"
                     self._cluster.node_event("Warning", "HAMiDeviceUnhealthy", text)
             version = await board.wait_beyond(version)
 
