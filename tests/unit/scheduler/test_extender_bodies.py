@@ -18,6 +18,7 @@ from hami.protocol import views
 from hami.scheduler.core.answers import PlacementError, Simulated
 from hami.scheduler.core.state import ClusterState
 from hami.scheduler.edge import extender as extender_module
+from hami.scheduler.edge import shares
 from hami.scheduler.edge.binder import Binder
 from hami.scheduler.edge.events import SchedulerEvents
 from hami.scheduler.edge.extender import Extender
@@ -202,6 +203,10 @@ class Endless:
     def __init__(self) -> None:
         self.closed = ""
 
+    @property
+    def open(self) -> bool:
+        return not self.closed
+
     def advance(self, _fits: int) -> None:
         if self.closed:
             raise PlacementError(self.closed)
@@ -223,6 +228,37 @@ def test_a_decision_that_takes_too_long_is_given_up_before_kube_scheduler_hangs_
     answer = ask(lab, "filter", json.dumps({"Pod": lab.pod("p"), **nodes}).encode())
     assert answer["Error"] == "no decision within 50ms"
     assert lab.state.reservations() == []
+
+
+def test_pods_that_are_costly_to_judge_use_up_the_share_of_their_namespace_only(
+    lab: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kube-scheduler asks about one pod after the other: it must not wait half a minute for each of these."""
+    monkeypatch.setattr(extender_module, "_SLICE_S", 0.0)
+    monkeypatch.setattr(shares, "FREE_S", 0.01)
+    monkeypatch.setattr(shares, "BURST_S", 0.02)
+    monkeypatch.setattr(shares, "RATE", 0.0)
+    lab.node("n1", lab.card("a"))
+
+    async def run() -> list[Any]:
+        extender, answers = extender_of(lab.state), []
+        extender._shares.seconds("team-c")
+        search = lab.state.search
+        for name, namespace, costly in (
+            ("p", "team-a", True), ("q", "team-a", True), ("r", "team-b", True), ("s", "team-a", False),
+        ):  # fmt: skip
+            monkeypatch.setattr(lab.state, "search", (lambda *_: Endless()) if costly else search)
+            body = {"Pod": lab.pod(name, namespace=namespace), "NodeNames": ["n1"]}
+            answers.append(json.loads(await extender.filter(json.dumps(body).encode())))
+            answers.append(extender._shares.seconds("team-a"))
+        return answers
+
+    p, after_p, q, _, r, _, s, _ = asyncio.run(run())
+    for answer, namespace in ((p, "team-a"), (q, "team-a"), (r, "team-b")):
+        assert f"pods of namespace {namespace} have used up their share" in answer["Error"]
+        assert "%" not in answer["Error"]
+    assert after_p == pytest.approx(0.01)
+    assert s["NodeNames"] == ["n1"], "what is judged at once is placed"
 
 
 def test_dry_runs_are_made_one_after_the_other(lab: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ from hami.scheduler.edge.deadline import ANSWER_WITHIN_S, Deadline
 from hami.scheduler.edge.events import SchedulerEvents
 from hami.scheduler.edge.leader import SyncGate
 from hami.scheduler.edge.pending import PendingPods
+from hami.scheduler.edge.shares import Shares
 from hami.scheduler.edge.timing import Timings
 from hami.vendors.types import VendorProfile
 
@@ -69,6 +70,7 @@ class Extender:
         self._max_body_bytes = max_body_bytes
         self._clock = clock
         self._warned_of_nodes = False
+        self._shares = Shares()
         self._dry_runs = asyncio.Semaphore(1)  # anybody may ask for one; live requests take turns with it
         self.in_flight = 0
 
@@ -166,22 +168,31 @@ class Extender:
     async def _search_once(
         self, asking: _Asking, names_raw: bytes, deadline: Deadline
     ) -> Placement | NoFit | PlacementError | None:
-        started = time.perf_counter()
+        started, spent = time.perf_counter(), 0.0
         try:
             request = asking.request()
             if request is None:
                 return None
+            namespace = request.info.namespace
+            allowed = self._shares.seconds(namespace)
             mask = self._state.candidates_json(names_raw)
             search = self._state.search(request, mask, self._clock())
             while True:
                 answer = search.advance(_FITS_PER_STEP)
+                worked = time.perf_counter() - started
                 if answer is not None:
+                    self._shares.used(namespace, spent + worked)
                     return answer
-                if time.perf_counter() - started > _SLICE_S:
+                if worked > _SLICE_S:
+                    spent += worked
                     await asyncio.sleep(0)
                     started = time.perf_counter()
                     if deadline.has_passed:  # nobody would hear of what is reserved now
                         search.close(_undecided(deadline))
+                    elif spent > allowed:
+                        search.close(_too_costly(namespace, spent))
+                    if not search.open:
+                        self._shares.used(namespace, spent)
         except PlacementError as error:
             return error
 
@@ -261,6 +272,13 @@ def is_group_member(pod: Pod) -> bool:
 
 def _undecided(deadline: Deadline) -> str:
     return f"no decision within {format_duration(deadline.total_s)}"
+
+
+def _too_costly(namespace: str, seconds: float) -> str:
+    return (
+        f"no decision after {format_duration(round(seconds, 1))} of work, and pods of namespace {namespace} "
+        "have used up their share of it: tried again later; fewer containers are judged faster"
+    )
 
 
 def _privileged(pod: Pod) -> str:
