@@ -224,3 +224,40 @@ def test_work_that_was_queued_before_the_card_came_to_it_is_charged_whole(node: 
     shell.must("sync")
     shell.must("launch 1 64 32")
     assert charged_ns(node) >= 5 * 295_000_000
+
+
+def test_a_launch_that_waits_while_its_context_goes_touches_none_of_its_events(node: Node) -> None:
+    """They went with the context: a driver may end a program that still names them."""
+    log = node.directory / "calls"
+    code = """
+import ctypes, os, threading, time
+from hami.protocol import region_layout as layout
+cuda = ctypes.CDLL("libcuda.so.1")
+def good(result):
+    assert result == 0, result
+context, module, kernel = (ctypes.c_void_p() for _ in range(3))
+good(cuda.cuInit(0))
+good(cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0))
+good(cuda.cuCtxSetCurrent(context))
+good(cuda.cuModuleLoadData(ctypes.byref(module), b"image"))
+good(cuda.cuModuleGetFunction(ctypes.byref(kernel), module, b"spin_ms_100"))
+def launching():
+    good(cuda.cuCtxSetCurrent(context))
+    while cuda.cuLaunchKernel(kernel, 10, 1, 1, 128, 1, 1, 0, None, None, None) == 0:
+        pass
+thread = threading.Thread(target=launching)
+thread.start()
+region = open(os.environ["CUDA_DEVICE_MEMORY_SHARED_CACHE"], "rb")
+def waits():
+    region.seek(0)
+    slot = layout.EXTENSION_OFFSET + layout.Extension.slots.offset
+    return layout.ExtensionSlot.flags.read(region.read(), slot) & layout.SLOT_FLAG_CORE_LIMITED
+while not waits():
+    time.sleep(0.001)
+good(cuda.cuDevicePrimaryCtxReset_v2(0))
+os.truncate(os.environ["FAKEGPU_CALL_LOG"], 0)
+thread.join()
+print([line.split()[-1] for line in open(os.environ["FAKEGPU_CALL_LOG"]) if "cuEvent" in line])
+"""
+    found = node.python(code, CUDA_DEVICE_SM_LIMIT="5", FAKEGPU_CALL_LOG=str(log))
+    assert found.strip() == "[]"

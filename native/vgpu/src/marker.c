@@ -14,7 +14,8 @@ enum marker_state { MARKER_FREE, MARKER_BUSY, MARKER_RUNNING };
 struct vg_marker {
     _Atomic int state;
     int device;
-    void *context; /* of the events */
+    void *context;      /* of the events */
+    _Atomic bool stale; /* which is gone */
     void *start, *stop;
     struct vg_cost *cost;
     uint64_t charged;
@@ -93,7 +94,14 @@ static bool make_events(struct vg_marker *marker) {
     return false;
 }
 
+static void drop_events(struct vg_marker *marker) {
+    marker->start = marker->stop = NULL;
+    marker->context = NULL;
+}
+
 static bool has_events(struct vg_marker *marker, void *context) {
+    if (atomic_exchange(&marker->stale, false))
+        drop_events(marker);
     if (marker->context == context && marker->start != NULL)
         return true;
     if (marker->start != NULL) {
@@ -154,7 +162,7 @@ static bool passed(void *event) {
 
 bool vg_marker_start(struct vg_marker *marker, void *stream) {
     marker->began = vg_now();
-    if (vg_call_cuEventRecord(marker->start, stream) != VG_CUDA_SUCCESS) {
+    if (atomic_load(&marker->stale) || vg_call_cuEventRecord(marker->start, stream) != VG_CUDA_SUCCESS) {
         release(marker);
         return false;
     }
@@ -175,7 +183,8 @@ static void look_for_lost_time(struct vg_marker *marker) {
 }
 
 void vg_marker_stop(struct vg_marker *marker, void *stream, bool launched) {
-    if (!launched || vg_call_cuEventRecord(marker->stop, stream) != VG_CUDA_SUCCESS) {
+    if (!launched || atomic_load(&marker->stale) ||
+        vg_call_cuEventRecord(marker->stop, stream) != VG_CUDA_SUCCESS) {
         release(marker);
         return;
     }
@@ -229,11 +238,15 @@ void vg_markers_forget(void *context) {
         for (int i = 0; i < MARKERS; i++) {
             struct vg_marker *marker = &markers[d][i];
             int state = atomic_load(&marker->state);
-            if (marker->context != context || (state != MARKER_FREE && state != MARKER_RUNNING) ||
-                !atomic_compare_exchange_strong(&marker->state, &state, MARKER_BUSY))
+            if (marker->context != context)
                 continue;
-            marker->start = marker->stop = NULL;
-            marker->context = NULL;
+            /* Another thread has it, on its way to a launch perhaps that waits for the limit: it will see. */
+            if (state == MARKER_BUSY ||
+                !atomic_compare_exchange_strong(&marker->state, &state, MARKER_BUSY)) {
+                atomic_store(&marker->stale, true);
+                continue;
+            }
+            drop_events(marker);
             if (state == MARKER_RUNNING)
                 release(marker);
             else
