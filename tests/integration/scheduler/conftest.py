@@ -114,6 +114,13 @@ class World:
         }
         return await self.request("POST", "/api/v1/namespaces/default/pods", pod)
 
+    async def placed(self, **metadata: Any) -> Any:
+        """Pod ``p`` with a reservation on ``n1``, the only node."""
+        await self.add_node("n1")
+        pod = await self.add_pod("p", **metadata)
+        assert (await self.filter(pod, "n1"))["NodeNames"] == ["n1"]
+        return pod
+
     async def pod(self, name: str) -> Any:
         return await self.request("GET", f"/api/v1/namespaces/default/pods/{name}")
 

@@ -48,13 +48,6 @@ class Script:
         return None
 
 
-async def placed(world: Any, **metadata: Any) -> Any:
-    await world.add_node("n1")
-    pod = await world.add_pod("p", **metadata)
-    assert (await world.filter(pod, "n1"))["NodeNames"] == ["n1"]
-    return pod
-
-
 async def lock_of(world: Any, node: str = "n1") -> str | None:
     found = await world.request("GET", f"/api/v1/nodes/{node}")
     text: str | None = found["metadata"]["annotations"].get("hami.io/mutex.lock")
@@ -62,7 +55,7 @@ async def lock_of(world: Any, node: str = "n1") -> str | None:
 
 
 async def test_a_lock_that_cannot_be_written_fails_the_bind_and_keeps_the_reservation(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     Script(world, "PATCH", "/api/v1/nodes/n1", *[403] * 5)
     assert "said the test" in await world.bind(pod, "n1")
     assert world.used_mib("n1") == [1000]
@@ -72,7 +65,7 @@ async def test_a_lock_that_cannot_be_written_fails_the_bind_and_keeps_the_reserv
 async def test_a_decision_replaced_while_the_lock_is_taken_is_stale_and_gives_its_lock_back(
     world: Any,
 ) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     await world.add_node("n2")
     Script(world, "PATCH", "/api/v1/nodes/n1", lambda: world.filter(pod, "n2"))
     assert await world.bind(pod, "n1") == "stale bind request"
@@ -87,7 +80,7 @@ async def test_a_replica_that_no_longer_leads_binds_nothing(start: Any) -> None:
         lease = {"metadata": {"name": "hami-scheduler", "namespace": "kube-system"}, "spec": spec}
         await world.request("POST", "/apis/coordination.k8s.io/v1/namespaces/kube-system/leases", lease)
         await world.until(lambda: world.scheduler.gate.is_open)
-        pod = await placed(world)
+        pod = await world.placed()
         world.scheduler.leadership._lease.forget()  # as if it had expired: nobody has noticed yet
         assert await world.bind(pod, "n1") == "not the leader"
         assert world.used_mib("n1") == [0]
@@ -97,7 +90,7 @@ async def test_a_replica_that_no_longer_leads_binds_nothing(start: Any) -> None:
 async def test_a_bind_that_comes_again_while_the_outcome_is_settled_gets_the_same_answer(
     world: Any,
 ) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     arrived, go = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -116,7 +109,7 @@ async def test_a_bind_that_comes_again_while_the_outcome_is_settled_gets_the_sam
 
 
 async def test_an_answer_that_does_not_come_in_time_says_that_it_is_being_settled(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     go = asyncio.Event()
     Script(world, "POST", BINDING, go.wait)
     binder = world.scheduler.binder
@@ -132,7 +125,7 @@ async def test_an_answer_that_does_not_come_in_time_says_that_it_is_being_settle
 async def test_a_bind_after_the_pod_was_bound_but_before_the_watch_shows_it_is_a_success(
     world: Any,
 ) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     uid = pod["metadata"]["uid"]
     world.scheduler.state.binding_started(uid)
     world.scheduler.state.binding_confirmed(uid)
@@ -142,7 +135,7 @@ async def test_a_bind_after_the_pod_was_bound_but_before_the_watch_shows_it_is_a
 
 
 async def test_429_without_end_is_a_refusal_because_nothing_was_processed(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     Script(world, "POST", BINDING, *[429] * 20)
     assert "said the test" in await world.bind(pod, "n1")
     assert world.used_mib("n1") == [0]
@@ -151,7 +144,7 @@ async def test_429_without_end_is_a_refusal_because_nothing_was_processed(world:
 
 @pytest.mark.parametrize("recreated", [False, True])
 async def test_a_pod_that_is_gone_when_the_outcome_is_looked_up_releases(world: Any, recreated: bool) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
 
     async def delete(_request: web.Request) -> None:
         world.api.intercept = None
@@ -179,7 +172,7 @@ def _once(method: str, path: str, action: Callable[[web.Request], Any]) -> Calla
 
 
 async def test_a_look_up_that_fails_is_made_again(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     looks = Script(world, "GET", POD, 403)
     bindings = Script(world, "POST", BINDING, 500, then=looks)
     assert await world.bind(pod, "n1") == ""
@@ -209,7 +202,7 @@ async def test_a_follower_binds_no_pod_without_devices_either(start: Any) -> Non
 
 async def test_the_process_ends_although_an_outcome_is_unknown(start: Any) -> None:
     async with start() as world:
-        pod = await placed(world)
+        pod = await world.placed()
         Script(world, "POST", BINDING, *[500] * 100)
         binding = asyncio.create_task(world.bind(pod, "n1"))
         uid = pod["metadata"]["uid"]

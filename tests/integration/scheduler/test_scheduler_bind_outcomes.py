@@ -48,13 +48,6 @@ def free(world: Any) -> bool:
     return bool(world.used_mib("n1") == [0])
 
 
-async def placed(world: Any, **metadata: Any) -> Any:
-    await world.add_node("n1")
-    pod = await world.add_pod("p", **metadata)
-    assert (await world.filter(pod, "n1"))["NodeNames"] == ["n1"]
-    return pod
-
-
 async def node_lock(world: Any) -> str | None:
     node = await world.request("GET", "/api/v1/nodes/n1")
     lock: str | None = node["metadata"].get("annotations", {}).get("hami.io/mutex.lock")
@@ -63,7 +56,7 @@ async def node_lock(world: Any) -> str | None:
 
 @pytest.mark.parametrize("code", [400, 403, 404, 422])
 async def test_a_definite_refusal_releases_reservation_and_lock(world: Any, code: int) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     fault = Fault(world, status(code))
     error = await world.bind(pod, "n1")
     assert "said the test" in error
@@ -80,7 +73,7 @@ async def test_a_definite_refusal_releases_reservation_and_lock(world: Any, code
 
 
 async def test_a_5xx_that_was_not_stored_is_sent_again_and_bound(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     fault = Fault(world, status(500), status(503))
     assert await world.bind(pod, "n1") == ""
     assert fault.bindings == 3
@@ -89,7 +82,7 @@ async def test_a_5xx_that_was_not_stored_is_sent_again_and_bound(world: Any) -> 
 
 
 async def test_a_5xx_that_was_stored_is_found_by_a_get(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     seen: list[list[int]] = []
 
     async def stored_but_500() -> web.Response | None:
@@ -110,7 +103,7 @@ async def test_a_5xx_that_was_stored_is_found_by_a_get(world: Any) -> None:
 
 
 async def test_a_binding_whose_connection_was_lost_is_sent_again_and_bound(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     fault = Fault(world, LOST)
     assert await world.bind(pod, "n1") == ""
     assert fault.bindings == 2
@@ -119,7 +112,7 @@ async def test_a_binding_whose_connection_was_lost_is_sent_again_and_bound(world
 
 
 async def test_a_connection_that_is_lost_and_a_refusal_afterwards_release(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     fault = Fault(world, LOST, status(422))
     assert "said the test" in await world.bind(pod, "n1")
     assert fault.bindings == 2
@@ -129,7 +122,7 @@ async def test_a_connection_that_is_lost_and_a_refusal_afterwards_release(world:
 @pytest.mark.parametrize("code", [401, 403, 429])
 async def test_a_repetition_that_is_not_worked_on_says_nothing_of_the_first(world: Any, code: int) -> None:
     """The first may still be carried out: the cards must not be given to another pod meanwhile."""
-    pod = await placed(world)
+    pod = await world.placed()
     refusals = [
         web.json_response({"kind": "Status"}, status=code, headers={"Retry-After": "3600"})
         for _ in range(2 if code == 401 else 1)  # after 401 another credential is tried
@@ -140,7 +133,7 @@ async def test_a_repetition_that_is_not_worked_on_says_nothing_of_the_first(worl
 
 
 async def test_a_binding_that_can_no_longer_be_carried_out_nor_sent_is_over(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     binder = world.scheduler.binder
     binder._settings = type(binder._settings)(late_s=0.0)
     Fault(world, status(504), status(403))
@@ -151,7 +144,7 @@ async def test_a_binding_that_can_no_longer_be_carried_out_nor_sent_is_over(worl
 
 async def test_while_the_outcome_is_unknown_the_reservation_is_held_and_filter_waits(start: Any) -> None:
     async with start() as world:
-        pod = await placed(world)
+        pod = await world.placed()
         gate = asyncio.Event()
 
         async def hang() -> web.Response | None:
@@ -173,7 +166,7 @@ async def test_while_the_outcome_is_unknown_the_reservation_is_held_and_filter_w
 
 
 async def test_a_conflict_because_the_pod_is_bound_elsewhere_releases(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     body = {"metadata": {"name": "p"}, "target": {"kind": "Node", "name": "other"}}
     await world.request("POST", BINDING, body)
     error = await world.bind(pod, "n1")
@@ -182,7 +175,7 @@ async def test_a_conflict_because_the_pod_is_bound_elsewhere_releases(world: Any
 
 
 async def test_429_is_sent_again_within_the_request(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     slow = web.json_response(
         {"kind": "Status", "reason": "TooManyRequests"}, status=429, headers={"Retry-After": "0"}
     )
@@ -238,7 +231,7 @@ async def test_a_pod_without_devices_gets_a_plain_binding(world: Any) -> None:
 
 
 async def test_a_bind_for_another_node_or_a_recreated_pod_is_stale(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     assert await world.bind(pod, "n2") == "stale bind request"
     assert world.used_mib("n1") == [1000]
     old = {"metadata": {**pod["metadata"], "uid": "another"}}
@@ -246,7 +239,7 @@ async def test_a_bind_for_another_node_or_a_recreated_pod_is_stale(world: Any) -
 
 
 async def test_of_two_binds_at_once_one_binds_and_the_lock_stays_for_the_plugin(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     fault = Fault(world)
     answers = await asyncio.gather(world.bind(pod, "n1"), world.bind(pod, "n1"))
     assert sorted(answers) == ["", "a Binding of pod default/p is under way"]
@@ -256,7 +249,7 @@ async def test_of_two_binds_at_once_one_binds_and_the_lock_stays_for_the_plugin(
 
 
 async def test_a_second_filter_replaces_the_first_decision(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     await world.add_node("n2")
     assert (await world.filter(pod, "n2"))["NodeNames"] == ["n2"]
     assert (world.used_mib("n1"), world.used_mib("n2")) == ([0], [1000])
@@ -277,7 +270,7 @@ async def hold_lock(world: Any, owner: str) -> str:
 
 
 async def test_a_lock_of_a_live_pod_fails_the_bind_at_once_and_stays(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     await world.add_pod("holder")
     body = {"metadata": {"name": "holder"}, "target": {"kind": "Node", "name": "n1"}}
     await world.request("POST", "/api/v1/namespaces/default/pods/holder/binding", body)
@@ -314,7 +307,7 @@ async def test_a_lock_whose_holder_is_being_bound_leaves_the_reservation(world: 
 
 
 async def test_a_lock_of_a_pod_that_is_gone_is_taken_over(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     await hold_lock(world, "gone")
     assert await world.bind(pod, "n1") == ""
     assert str(await node_lock(world)).endswith(",default,p")
@@ -322,7 +315,7 @@ async def test_a_lock_of_a_pod_that_is_gone_is_taken_over(world: Any) -> None:
 
 async def test_a_member_of_a_pod_group_waits_for_the_lock(start: Any) -> None:
     async with start(node_lock_retry_s=20.0) as world:
-        pod = await placed(world, labels={"scheduling.x-k8s.io/pod-group": "g"})
+        pod = await world.placed(labels={"scheduling.x-k8s.io/pod-group": "g"})
         await world.add_pod("holder")
         await hold_lock(world, "holder")
         binding = asyncio.create_task(world.bind(pod, "n1"))
@@ -335,7 +328,7 @@ async def test_a_member_of_a_pod_group_waits_for_the_lock(start: Any) -> None:
 
 async def test_a_member_of_a_pod_group_gives_up_after_its_time(start: Any) -> None:
     async with start(node_lock_retry_s=0.3) as world:
-        pod = await placed(world, labels={"scheduling.x-k8s.io/pod-group": "g"})
+        pod = await world.placed(labels={"scheduling.x-k8s.io/pod-group": "g"})
         await world.add_pod("holder")
         text = await hold_lock(world, "holder")
         error = await world.bind(pod, "n1")
@@ -344,7 +337,7 @@ async def test_a_member_of_a_pod_group_gives_up_after_its_time(start: Any) -> No
 
 
 async def test_an_unknown_node_at_bind_drops_the_reservation(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     state = world.scheduler.state
     state.binding_started(pod["metadata"]["uid"])  # keeps the reservation while the node goes
     await world.request("DELETE", "/api/v1/nodes/n1")
@@ -358,7 +351,7 @@ async def test_an_unknown_node_at_bind_drops_the_reservation(world: Any) -> None
 
 async def test_a_reservation_that_is_never_bound_expires_with_an_event(start: Any) -> None:
     async with start(reservation_timeout_s=0.2) as world:
-        await placed(world)
+        await world.placed()
         await world.until(lambda: free(world))
         await world.scheduler.recorder.flush(60)
         assert any(reason == "ReservationExpired" for _, reason, _ in await world.events())
@@ -389,7 +382,7 @@ class NoLabels:
 
 
 async def test_labels_that_the_api_server_drops_are_patched_afterwards(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     api = NoLabels(world, world.scheduler.state.reservation(pod["metadata"]["uid"]))
     assert await world.bind(pod, "n1") == ""
     labels: dict[str, str] = {}
@@ -402,7 +395,7 @@ async def test_labels_that_the_api_server_drops_are_patched_afterwards(world: An
 
 
 async def test_a_label_that_cannot_be_patched_changes_nothing_else(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     uid = pod["metadata"]["uid"]
     NoLabels(world, world.scheduler.state.reservation(uid), refuse_patches=True)
     assert await world.bind(pod, "n1") == ""
@@ -419,7 +412,7 @@ async def test_a_stale_mig_reservation_is_overwritten_by_the_binding(world: Any)
         '[{"containerIndex":0,"deviceIndex":0,"gpuUUID":"G","profile":"1g.5gb",'
         '"placement":{"start":6,"size":1}}]'
     )
-    pod = await placed(world, annotations={"hami.io/vgpu-mig-allocations": stale})
+    pod = await world.placed(annotations={"hami.io/vgpu-mig-allocations": stale})
     assert await world.bind(pod, "n1") == ""
     bound = await world.pod("p")
     assert bound["metadata"]["annotations"]["hami.io/vgpu-mig-allocations"] == "[]"
@@ -428,7 +421,7 @@ async def test_a_stale_mig_reservation_is_overwritten_by_the_binding(world: Any)
 
 
 async def test_a_bug_of_ours_while_binding_does_not_hold_the_reservation_for_ever(world: Any) -> None:
-    pod = await placed(world)
+    pod = await world.placed()
     binder = world.scheduler.binder
     attempt = binder._attempt
 
