@@ -175,6 +175,20 @@ print(set(results), free.value)
     assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["{0}", "0"]
 
 
+def test_a_process_without_descriptors_still_uses_what_its_pools_have_in_reserve(node: Node) -> None:
+    """It cannot lock the region then, but is alone with what it gives back itself."""
+    code = (
+        PRELUDE
+        + KEEPING
+        + """
+good(take_and_free(keeping(), 40))
+resource.setrlimit(resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+print(alloc(60), alloc(60))
+"""
+    )
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["0", "2"]
+
+
 def test_a_pool_that_is_none_hides_no_other(node: Node) -> None:
     code = (
         PRELUDE

@@ -180,10 +180,12 @@ static bool admit_slow(struct vg_space *space, int device, uint64_t size, uint64
                        void (*settle)(void)) {
     uint64_t spent = 0;
     enum entry first = enter_slow(space, device, size, limit, &spent);
-    if (first != ENTRY_OVER)
-        return first == ENTRY_ADMITTED;
+    if (first == ENTRY_ADMITTED)
+        return true;
     if (settle != NULL)
         settle();
+    if (first == ENTRY_STUCK)
+        return attempt_past_holder(space, device, size, limit);
     return enter_slow(space, device, size, limit, &spent) == ENTRY_ADMITTED;
 }
 
