@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -209,13 +209,13 @@ async def test_of_pods_that_ask_for_the_same_one_is_tried(
 ) -> None:
     """A long queue mostly asks for the same: a trial for each takes the loop from those that are placed."""
     tried: list[str] = []
-    fits_now = ClusterState.fits_now
+    trials = ClusterState.trials
 
-    def counted(self: ClusterState, request: PodRequest) -> bool:
+    def counted(self: ClusterState, request: PodRequest) -> Iterator[bool]:
         tried.append(request.info.name)
-        return fits_now(self, request)
+        return trials(self, request)
 
-    monkeypatch.setattr(ClusterState, "fits_now", counted)
+    monkeypatch.setattr(ClusterState, "trials", counted)
     full(lab)
     lab.node("n2", lab.card("b"))
     lab.quota("poor", gpumem=100)
@@ -237,13 +237,48 @@ async def test_what_is_freed_during_a_pass_is_seen_by_the_rest_of_it(lab: Lab) -
     for name in ("before", "large", "after"):
         pending.rejected(lab.request(lab.pod(name, lab.container(mem=8000 if name != "large" else 9000))))
     now[0] = 10.0
-    fits_now = ClusterState.fits_now
+    trials = ClusterState.trials
 
-    def freeing(request: PodRequest) -> bool:
+    def freeing(request: PodRequest) -> Iterator[bool]:
         if request.info.name == "large":
             pod_ends(lab)
-        return fits_now(lab.state, request)
+        return trials(lab.state, request)
 
-    lab.state.fits_now = freeing
+    lab.state.trials = freeing
     await pending.touch_fitting()
     assert client.names == ["after"]
+
+
+async def test_a_pass_lets_others_go_on_after_every_trial_fit(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a pod of a hundred containers each takes tens of milliseconds."""
+    monkeypatch.setattr(pending_module, "_SLICE_S", 0.0)
+    for number in range(8):
+        lab.node(f"n{number}", lab.card(f"{number}-a"), lab.card(f"{number}-b"))
+    pod = lab.pod("large", *(lab.container(mem=8000) for _ in range(3)))
+    pending = PendingPods(Patches(), lab.state, Leadership("h", electing=False))
+    pending.rejected(lab.request(pod))
+    passing = asyncio.create_task(pending.touch_fitting())
+    turns = 0
+    while not passing.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 8
+    assert await passing == 0
+
+
+async def test_a_pod_that_goes_while_it_is_tried_is_not_touched(lab: Lab) -> None:
+    lab.node("n1", lab.card("a"))
+    client, now = Patches(), [0.0]
+    pending = PendingPods(client, lab.state, Leadership("h", electing=False), clock=lambda: now[0])
+    pending.rejected(lab.request(lab.pod("p")))
+    now[0] = 60.0
+
+    def going(_request: PodRequest) -> Iterator[bool]:
+        pending.forget("uid-p")
+        yield True
+
+    lab.state.trials = going
+    assert await pending.touch_fitting() == 0
+    assert client.names == []

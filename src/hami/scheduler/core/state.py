@@ -234,16 +234,18 @@ class ClusterState:
         return answer
 
     def fits_now(self, request: PodRequest) -> bool:
-        """Whether some node fits now; reserves nothing (for touching pending pods). At most 8 exact fits."""
+        """Whether some node fits now; reserves nothing. At most 8 exact fits."""
+        return any(self.trials(request))
+
+    def trials(self, request: PodRequest) -> Iterator[bool]:
+        """`fits_now` in steps of one exact fit: whether that node fits. The state may change in between."""
         table = self._world.table
         alive = may_fit(table, self._profiles, request)
         quotas = self._world.quotas(request.info.namespace, request.vendors)
         for row in table.ranking(lowest=request.node_policy == "spread").among(alive, _TRIAL_FITS):
             node = table.by_row[row]
-            assert node is not None
-            if fit_node(node, request, quotas, self._world.fragmentation).allocations is not None:
-                return True
-        return False
+            if node is not None:
+                yield fit_node(node, request, quotas, self._world.fragmentation).allocations is not None
 
     def simulate(self, request: PodRequest, nodes: Sequence[views.Node]) -> Simulation:
         """Dry run on the given nodes, all empty; quota is the live one. Changes nothing."""

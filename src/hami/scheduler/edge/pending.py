@@ -103,7 +103,6 @@ class PendingPods:
         self._unfinished = False
         touched = 0
         trials = _Trials(self._state)
-        started = time.perf_counter()
         for uid in list(self._pods):
             waiting = self._pods.get(uid)
             if waiting is None:
@@ -111,7 +110,9 @@ class PendingPods:
             if touched >= _TOUCHES_PER_PASS:
                 self._unfinished = True
                 break
-            if waiting.outdated or trials.fits(waiting.request):
+            if waiting.outdated or await trials.fit(waiting.request):
+                if self._pods.get(uid) is not waiting:
+                    continue
                 if self._is_due(waiting):
                     await self._touch(waiting)
                     touched += 1
@@ -119,9 +120,7 @@ class PendingPods:
                         self._pods.pop(uid, None)
                 else:
                     self._unfinished = True
-            if time.perf_counter() - started > _SLICE_S:
-                await asyncio.sleep(0)
-                started = time.perf_counter()
+            await trials.pause()
         return touched
 
     def _is_due(self, waiting: _Waiting) -> bool:
@@ -155,17 +154,26 @@ class _Trials:
         self._state = state
         self._refused: dict[Hashable, int] = {}
         self._fitted: dict[Hashable, int] = {}
+        self._begun = time.perf_counter()
 
-    def fits(self, request: PodRequest) -> bool:
+    async def fit(self, request: PodRequest) -> bool:
+        """Whether some node fits, as far as a few trials show."""
         key = (request.signature, request.info.namespace)
         version, freed = self._state.version, self._state.freed
         if self._refused.get(key) == freed:
             return False
         if self._fitted.get(key) == version:
             return True
-        fits = self._state.fits_now(request)
-        if fits:
-            self._fitted[key] = version
-        else:
-            self._refused[key] = freed
-        return fits
+        for fits in self._state.trials(request):
+            if fits:
+                self._fitted[key] = version
+                return True
+            await self.pause()
+        self._refused[key] = freed
+        return False
+
+    async def pause(self) -> None:
+        """Let others go on once the slice of time is used up."""
+        if time.perf_counter() - self._begun > _SLICE_S:
+            await asyncio.sleep(0)
+            self._begun = time.perf_counter()
