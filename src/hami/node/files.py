@@ -149,37 +149,54 @@ def kind_name(mode: int) -> str:
 
 
 def replace_file(directory: int, name: str, content: bytes, mode: int) -> None:
-    """Write ``name`` in the directory descriptor: temporary name, fsync, rename. Raises ``OSError``."""
+    """Write ``name`` in the directory descriptor: temporary name, fsync, rename. Raises ``OSError``, which
+    names the whole path.
+    """
     temporary = f".{name[:100]}.{secrets.token_hex(8)}"
-    descriptor = os.open(
-        temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=directory
-    )
-    try:
+    with _errors_named(directory, name):
+        descriptor = os.open(
+            temporary,
+            os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+            mode,
+            dir_fd=directory,
+        )
         try:
-            os.fchmod(descriptor, mode)
-            _write_all(descriptor, content)
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary, dir_fd=directory)
-        raise
+            try:
+                os.fchmod(descriptor, mode)
+                _write_all(descriptor, content)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=directory)
+            raise
 
 
 def rewrite_file(directory: int, name: str, content: bytes) -> None:
     """Change an existing regular file in place, so that bind mounts of it see the change.
 
-    Raises ``FileNotFoundError``, :class:`UnsafePathError` for anything but a regular file, or ``OSError``.
+    Raises ``FileNotFoundError``, :class:`UnsafePathError` for anything but a regular file, or ``OSError``,
+    which names the whole path.
     """
-    descriptor = open_regular(name, os.O_RDWR, dir_fd=directory)
+    with _errors_named(directory, name):
+        descriptor = open_regular(name, os.O_RDWR, dir_fd=directory)
+        try:
+            if os.pread(descriptor, len(content) + 1, 0) != content:
+                os.pwrite(descriptor, content, 0)
+                os.ftruncate(descriptor, len(content))
+        finally:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _errors_named(directory: int, name: str) -> Iterator[None]:
     try:
-        if os.pread(descriptor, len(content) + 1, 0) != content:
-            os.pwrite(descriptor, content, 0)
-            os.ftruncate(descriptor, len(content))
-    finally:
-        os.close(descriptor)
+        yield
+    except OSError as error:
+        folder = os.readlink(f"/proc/self/fd/{directory}")  # noqa: PTH115
+        raise OSError(error.errno, error.strerror, f"{folder}/{name}") from error
 
 
 def open_regular(path: str | Path, access: int, *, dir_fd: int | None = None) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import threading
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -183,6 +185,28 @@ def test_a_failed_replacement_leaves_nothing_behind(tmp_path: Path) -> None:
     with open_directory(tmp_path) as directory, pytest.raises(OSError, match="name"):
         replace_file(directory, "name", b"new", 0o600)
     assert [item.name for item in tmp_path.iterdir()] == ["name"]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda folder: replace_file(folder, "name", b"new", 0o600),
+        lambda folder: rewrite_file(folder, "name", b"n"),
+    ],
+    ids=["replace", "rewrite"],
+)
+def test_a_full_disk_is_named_with_the_whole_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[[int], None]
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "name").write_bytes(b"old")
+    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
+    with open_directory(tmp_path) as directory, pytest.raises(OSError, match="No space") as caught:
+        write(directory)
+    assert caught.value.filename == f"{tmp_path}/name"
 
 
 def test_reading_is_bounded_and_follows_no_link(tmp_path: Path) -> None:

@@ -95,10 +95,7 @@ def _write_if_different(path: str, content: bytes, owner: int) -> None:
     folder, name = posixpath.split(path)
     with open_directory(folder, owner) as directory:
         if not _is_right(path, content):
-            try:
-                replace_file(directory, name, content, _MODE)
-            except OSError as error:
-                raise OSError(error.errno, error.strerror, path) from error
+            replace_file(directory, name, content, _MODE)
 
 
 def _is_right(path: str, content: bytes) -> bool:
