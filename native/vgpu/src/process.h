@@ -57,8 +57,8 @@ static inline uint64_t vg_tick(const struct vg_gate *gate) {
 
 enum vg_mode { VG_MODE_FORWARD, VG_MODE_COUNT, VG_MODE_DENY };
 
-/* Once a second (the shared tick has moved): looks at the limits file, at what the region says now and at what
- * the driver has taken or given back of itself. */
+/* Once a second (the shared tick has moved): looks at the limits file, at what the region says now and at
+ * what the driver has taken or given back of itself. */
 void vg_limits_refresh(void);
 
 /* A process of the container was refused memory. */
