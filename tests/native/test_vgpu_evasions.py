@@ -76,6 +76,25 @@ print(alloc(64))
     assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["2", "2", "0"]
 
 
+def test_a_destroyed_pool_goes_with_the_last_context(node: Node) -> None:
+    """Its blocks do: nobody can free them any more."""
+    code = (
+        PRELUDE
+        + POOL
+        + """
+for mib in (20, 1):
+    mine = pool()
+    good(take(mine, mib))
+    good(cuda.cuMemPoolDestroy(mine))
+print(alloc(8), end=" ")
+good(cuda.cuDevicePrimaryCtxReset_v2(0))
+start()
+print(alloc(64))
+"""
+    )
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["2", "0"]
+
+
 def test_pools_come_and_go_without_a_trace(node: Node) -> None:
     """A handle that the driver gives again is another pool."""
     code = (

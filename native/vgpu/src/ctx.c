@@ -117,7 +117,10 @@ static void primary_look(int cuda_device) {
         vg_memory_drop_context(context, index);
     }
     vg_green_drop_device(index);
-    vg_ctx_size_gone(index, count_contexts(cuda_device));
+    unsigned others = count_contexts(cuda_device);
+    if (others == 0)
+        vg_pools_without_context(index);
+    vg_ctx_size_gone(index, others);
 }
 
 void vg_primary_look(void) {

@@ -556,6 +556,25 @@ void vg_pool_block_freed(uint64_t number, uint64_t size) {
     bury(number);
 }
 
+/* The number of a destroyed pool of the device, larger than `after`; 0: there is none. */
+static uint64_t next_destroyed(int device, uint64_t after) {
+    uint64_t next = 0;
+    lock();
+    for (unsigned i = 0; i < pool_count; i++) {
+        const struct pool *pool = &pools[i];
+        if (pool->destroyed && pool->device == device && pool->number > after &&
+            (next == 0 || pool->number < next))
+            next = pool->number;
+    }
+    unlock();
+    return next;
+}
+
+void vg_pools_without_context(int device) {
+    for (uint64_t number = next_destroyed(device, 0); number != 0; number = next_destroyed(device, number))
+        vg_track_drop(number, device, vg_discharge_record);
+}
+
 int vg_pool_destroy(vg_fn_pool_destroy driver, void *handle) {
     uint64_t number = vg_ready() == VG_MODE_COUNT ? retire(handle) : 0;
     int result = driver(handle);
