@@ -99,7 +99,9 @@ class Bench:
         self.events: list[tuple[str, str, str]] = []
         self.now = time.time()
         self.monitor = Monitor(
-            MonitorOptions(node="n1", proc=str(self.proc), tick_s=0.02, patience_s=60, **options),
+            MonitorOptions(
+                node="n1", proc=str(self.proc), tick_s=0.02, patience_s=60, scrape_patience_s=60, **options
+            ),
             Tracker(str(self.base / "containers")),
             HostReader(nvml, str(self.mig_lock), retry_s=0),
             Garbage(str(self.base / "containers"), str(self.base / "limits")),

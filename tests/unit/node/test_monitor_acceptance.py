@@ -101,7 +101,7 @@ class Bench:
         self.nvml = nvml
         self.now = float(int(time.time()))
         self.monitor = Monitor(
-            MonitorOptions(node="n1", proc=str(self.proc), patience_s=60, **options),
+            MonitorOptions(node="n1", proc=str(self.proc), patience_s=60, scrape_patience_s=60, **options),
             Tracker(str(self.containers)),
             HostReader(nvml, str(self.mig_lock), retry_s=0),
             Garbage(str(self.containers), str(self.limits)),

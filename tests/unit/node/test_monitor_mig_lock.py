@@ -43,7 +43,7 @@ async def test_a_tick_closes_nvml_while_mig_is_changed_even_if_nobody_scrapes(
     monkeypatch.setattr(nvml, "close", lambda: closed.append(1))
     lock, pods = tmp_path / "mig.lock", _NoPods()
     monitor = Monitor(
-        MonitorOptions(node="n1", proc=str(tmp_path), patience_s=60),
+        MonitorOptions(node="n1", proc=str(tmp_path), patience_s=60, scrape_patience_s=60),
         Tracker(str(tmp_path / "containers")),
         HostReader(nvml, str(lock)),
         Garbage(str(tmp_path / "containers"), str(tmp_path / "limits")),

@@ -80,8 +80,12 @@ class MonitorOptions:
     activity_from_last_kernel: bool = True
     tick_s: float = TICK_S
     patience_s: float = 2.0
-    """How long a tick or a scrape waits for the driver, and a tick for the removal of directories: heartbeats
-    and the series of containers must not stop while those hang.
+    """How long a tick waits for the driver and for the removal of directories: heartbeats must not stop while
+    those hang.
+    """
+    scrape_patience_s: float = 8.0
+    """How long a scrape waits for the driver. Prometheus waits 10 s by default, and should get the series of
+    the containers.
     """
     proc: str = "/proc"
     pod_cgroups: bool = True
@@ -117,7 +121,7 @@ class Monitor:
         self._stale = StaleList(options.grace_s)
         self._told = Told()
         self._driver = Beside[None]("driver, tick", options.patience_s)
-        self._reading = Beside[HostState]("driver, scrape", options.patience_s)
+        self._reading = Beside[HostState]("driver, scrape", options.scrape_patience_s)
         self._collecting = Beside[None]("removal of directories", options.patience_s)
         self._said: dict[str, Said] = {}
         self._verdicts: dict[str, Verdict] = {}
