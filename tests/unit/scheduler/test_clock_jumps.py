@@ -96,6 +96,7 @@ def test_whatever_the_clock_does_a_node_with_devices_stays_and_takes_pods(
         elif what == "node":
             state.upsert_node(node("Requesting_2026-08-22 12:00:00"), now)
         else:
-            state.handshake_writes(now)
+            for name in state.seen_names():
+                state.handshake_writes(name, now)
         assert list(state.node_names()) == ["n1"]
     reserve(state, "p", NOW)

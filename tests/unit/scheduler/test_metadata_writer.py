@@ -14,11 +14,15 @@ import pytest
 from hami.kube.client import Client, Limits
 from hami.kube.config import ClientConfig
 from hami.kube.errors import KubeError, NotFound, TransportError
+from hami.kube.events import EventRecorder
 from hami.kube.resources import NODES, PODS
 from hami.protocol.views import Lease, LeaseSpec
 from hami.scheduler.edge import handshakes
+from hami.scheduler.edge.events import SchedulerEvents
 from hami.scheduler.edge.handshakes import MetadataWriter
+from hami.scheduler.edge.informers import NodeEvents
 from hami.scheduler.edge.leader import Leadership
+from hami.scheduler.edge.node_locks import NodeLocks
 
 
 class Api(Client):
@@ -103,3 +107,20 @@ async def test_a_follower_writes_nothing_and_keeps_no_wishes() -> None:
         writer.want(NODES, "n2", annotations={"a": "1"})
         await api.until(1)
     assert [path for path, _ in api.patches] == ["/api/v1/nodes/n2"]
+
+
+async def test_a_new_leader_looks_at_its_nodes_a_few_at_a_time(lab: Any) -> None:
+    """Thousands of nodes take most of a second, in which nobody would be answered."""
+    for number in range(50):
+        lab.node(f"n{number:02}", lab.card(f"c{number}"))
+    api, leadership = Api(), Leadership("h", electing=False)
+    recorder = EventRecorder(api, "test")
+    writer = MetadataWriter(api, leadership)
+    nodes = NodeEvents(lab.state, leadership, SchedulerEvents(recorder), writer, NodeLocks(api, recorder))
+    leading = asyncio.create_task(nodes.leading())
+    turns = 0
+    while not leading.done():
+        turns += 1
+        await asyncio.sleep(0)
+    assert turns >= 5
+    assert len(writer._pending) == 50

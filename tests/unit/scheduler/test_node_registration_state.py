@@ -151,16 +151,16 @@ def test_no_allocatable_device_is_dead_at_once(lab: Lab) -> None:
 
 def test_a_new_leader_writes_the_handshakes_a_follower_could_not(lab: Lab) -> None:
     see(lab, cards("a"))
-    assert lab.state.handshake_writes(lab.now).patches == (
+    assert lab.state.handshake_writes("n1", lab.now).patches == (
         ("n1", {HANDSHAKE: "Requesting_2026-08-22 12:00:00"}),
     )
     see(lab, cards("a"), "Requesting_2026-08-22 12:00:00")
-    assert lab.state.handshake_writes(lab.now).patches == ()
+    assert lab.state.handshake_writes("n1", lab.now).patches == ()
 
 
 def test_a_new_leader_finds_out_that_a_plugin_died_meanwhile(lab: Lab) -> None:
     see(lab, cards("a"), "Requesting_2026-08-22 12:00:00")
-    assert lab.state.handshake_writes(lab.now + 100).patches == (("n1", {HANDSHAKE: None}),)
+    assert lab.state.handshake_writes("n1", lab.now + 100).patches == (("n1", {HANDSHAKE: None}),)
     assert lab.state.node_names() == []
 
 

@@ -288,7 +288,8 @@ class IncrementalEqualsRebuilt(RuleBasedStateMachine):
 
     @rule()
     def leadership_is_gained(self) -> None:
-        self.state.handshake_writes(self.now)
+        for name in self.state.seen_names():
+            self.state.handshake_writes(name, self.now)
 
     @rule(seconds=st.sampled_from([5, 45, 100, 1000]))
     def time_passes(self, seconds: int) -> None:

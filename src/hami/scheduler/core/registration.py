@@ -58,6 +58,10 @@ class Registry:
         """Nodes whose registered devices of some vendor could not be read, or not all of them; per vendor."""
         return len(self._doubtful)
 
+    def names(self) -> list[str]:
+        """The nodes seen."""
+        return list(self._facts)
+
     def facts(self, name: str) -> NodeFacts | None:
         """The node as last seen."""
         return self._facts.get(name)
@@ -93,17 +97,16 @@ class Registry:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
-    def writes(self, now: float) -> Seen:
-        """Handshake values still to be written on any node (a new leader writes what a follower could
-        not)."""
-        turns = []
-        for name, facts in self._facts.items():
-            turn = _Turn(facts)
-            for word, profile in self._profiles.items():
-                if (name, word) in self._states:
-                    self._step(turn, word, handshake.seen(profile, facts), now)
-            turns.append(turn)
-        return self._seen(turns, [turn for turn in turns if turn.devices_changed])
+    def writes(self, name: str, now: float) -> Seen:
+        """Handshake values still to be written on a node (a new leader writes what a follower could not)."""
+        facts = self._facts.get(name)
+        if facts is None:
+            return Seen()
+        turn = _Turn(facts)
+        for word, profile in self._profiles.items():
+            if (name, word) in self._states:
+                self._step(turn, word, handshake.seen(profile, facts), now)
+        return self._seen([turn], [turn] if turn.devices_changed else [])
 
     def forget(self, name: str) -> None:
         """The node is gone: it starts clean when it comes back."""

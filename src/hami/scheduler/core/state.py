@@ -120,9 +120,10 @@ class ClusterState:
         """Run the handshake timers that are due at `now` (call at `next_timer()`, or every few seconds)."""
         return self._applied(self._registry.tick(now))
 
-    def handshake_writes(self, now: float) -> NodeOutcome:
-        """Handshake values still to be written on any node: for a replica that has just become the leader."""
-        return self._applied(self._registry.writes(now))
+    def handshake_writes(self, name: str, now: float) -> NodeOutcome:
+        """Handshake values still to be written on a node, seen or not: for a replica that has just become the
+        leader."""
+        return self._applied(self._registry.writes(name, now))
 
     def next_timer(self) -> float | None:
         """When `tick` or `expire` has something to do next (Unix seconds); None: nothing scheduled."""
@@ -361,6 +362,10 @@ class ClusterState:
     def node_names(self) -> Sequence[str]:
         """Registered nodes, in no particular order."""
         return list(self._world.table.by_name)
+
+    def seen_names(self) -> Sequence[str]:
+        """Nodes seen, registered or not."""
+        return self._registry.names()
 
     def node(self, name: str) -> NodeView | None:
         """The node as last seen, registered or not."""

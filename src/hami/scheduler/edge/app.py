@@ -171,15 +171,15 @@ class Scheduler:
         feed = Feed(self.informers, made)
         try:
             await feed.until_complete()
-            # from here to the end nothing else runs
+            # nothing else runs from here until all parts go by the new profiles
             self.state.take_over(made)
         finally:
             feed.stop()
         self.webhook.use(profiles)
         self.binder.use_profiles()
         self.pending.config_changed()
-        self.nodes.leading()
         self.outlived = True
+        await self.nodes.leading()
 
     async def run(self, stop: asyncio.Event) -> None:
         """Listen, follow the cluster and answer until ``stop`` is set.
@@ -275,7 +275,7 @@ class Scheduler:
         await self.informers.synced()
         if self.settings.lease is not None:
             await self.informers.pass_fresh_reads()
-        self.nodes.leading()
+        await self.nodes.leading()
 
     def _on_lost(self) -> None:
         dropped = self.state.drop_reservations()

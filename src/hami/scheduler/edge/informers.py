@@ -25,6 +25,7 @@ from hami.scheduler.edge.node_locks import NodeLocks
 from hami.scheduler.edge.pending import PendingPods
 
 _TIMER_CAP_S = 1.0
+_NODES_PER_STEP = 10
 
 log = logging.getLogger(__name__)
 
@@ -113,9 +114,12 @@ class NodeEvents:
         for notice in outcome.notices:
             self._events.notice(notice)
 
-    def leading(self) -> None:
+    async def leading(self) -> None:
         """This replica has just become the leader: write what the one before may have left open."""
-        self.take(self._state.handshake_writes(self._clock()))
+        for position, name in enumerate(self._state.seen_names(), 1):
+            self.take(self._state.handshake_writes(name, self._clock()))
+            if position % _NODES_PER_STEP == 0:
+                await asyncio.sleep(0)
 
 
 class QuotaEvents:
