@@ -31,7 +31,7 @@ from hami.protocol.errors import HamiError
 _WATCH_S = (300, 600)
 _IDLE_MARGIN_S = 30.0
 _BACKOFF_S = (0.5, 30.0)
-_OBJECTS_PER_STEP = 50
+_OBJECTS_PER_STEP = 10  # a node takes a third of a millisecond
 _GRACE_S = 1.0
 _SHORT_WATCH_S = 0.1  # pause after a watch that ended within _GRACE_S, events or not
 
