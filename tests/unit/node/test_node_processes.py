@@ -185,25 +185,14 @@ async def test_the_confirming_list_is_read_from_the_api_server(api: ApiServer, f
             await running
 
 
-async def test_a_tick_that_dies_ends_the_monitor_with_its_error(
-    api: ApiServer, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("owner", "work"), [(Monitor, "tick"), (Informer, "run")], ids=["tick", "watch"])
+async def test_what_dies_ends_the_monitor_with_its_error(
+    api: ApiServer, folder: Path, monkeypatch: pytest.MonkeyPatch, owner: type, work: str
 ) -> None:
     async def die(self: object) -> None:
         raise ArithmeticError("a bug")
 
-    monkeypatch.setattr(Monitor, "tick", die)
-    running = RunningMonitor(folder, "n1", monkeypatch)
-    with pytest.raises(ArithmeticError, match="a bug"):
-        await monitor_process.run_monitor(running.config)
-
-
-async def test_a_watch_that_dies_ends_the_monitor_with_its_error(
-    api: ApiServer, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def die(self: object) -> None:
-        raise ArithmeticError("a bug")
-
-    monkeypatch.setattr(Informer, "run", die)
+    monkeypatch.setattr(owner, work, die)
     running = RunningMonitor(folder, "n1", monkeypatch)
     with pytest.raises(ArithmeticError, match="a bug"):
         await monitor_process.run_monitor(running.config)
