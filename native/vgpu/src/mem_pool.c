@@ -146,14 +146,14 @@ struct change {
 /* Under the lock. `own` bytes are the caller's part of `held`. What other requests hold is there before the
  * pool has grown by it: that much growth is theirs. */
 static struct change settle_to(struct pool *pool, uint64_t reserved, uint64_t own) {
-    uint64_t target = vg_round_charge(reserved), theirs = pool->held - own;
+    uint64_t target = vg_round_charge(reserved), theirs = pool->held > own ? pool->held - own : 0;
     struct change change = {.device = pool->device};
     if (target < pool->charged)
         change.less = pool->charged - target;
     else if (target - pool->charged > theirs)
         change.more = target - pool->charged - theirs;
     pool->charged += change.more - change.less;
-    pool->held -= own;
+    pool->held = theirs;
     pool->settled++;
     return change;
 }
