@@ -230,6 +230,50 @@ def test_a_decision_that_takes_too_long_is_given_up_before_kube_scheduler_hangs_
     assert lab.state.reservations() == []
 
 
+@pytest.mark.parametrize("again", [False, True])
+def test_a_decision_that_outlasts_the_leadership_reserves_nothing(
+    lab: Any, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    monkeypatch.setattr(extender_module, "_SLICE_S", 0.0)
+    lab.node("n1", lab.card("a"))
+    search = lab.state.search
+    extenders: list[Extender] = []
+
+    class Slow:
+        """The real search, which takes its time before it decides."""
+
+        def __init__(self, *arguments: Any) -> None:
+            self._search = search(*arguments)
+            self._steps = 0
+
+        def advance(self, fits: int) -> Any:
+            self._steps += 1
+            if self._steps == 1:
+                extenders[0]._gate.close()
+                if again:
+                    extenders[0]._gate.open()
+                return None
+            return self._search.advance(fits)
+
+        def close(self, why: str) -> None:
+            self._search.close(why)
+
+        @property
+        def open(self) -> bool:
+            return bool(self._search.open)
+
+    monkeypatch.setattr(lab.state, "search", Slow)
+
+    async def run() -> Any:
+        extenders.append(extender_of(lab.state))
+        body = {"Pod": lab.pod("p"), "NodeNames": ["n1"]}
+        return json.loads(await extenders[0].filter(json.dumps(body).encode()))
+
+    assert asyncio.run(run())["Error"] == "context cancelled"
+    assert lab.state.reservations() == []
+    assert extenders[0]._events._recorder._queued == 0, "it is the other's to tell"
+
+
 def test_pods_that_are_costly_to_judge_use_up_the_share_of_their_namespace_only(
     lab: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -131,14 +131,16 @@ class Extender:
         deadline = Deadline(ANSWER_WITHIN_S)
         if not await self._gate.wait(deadline.left()):
             return encode_filter_result(ExtenderFilterResult(error=NOT_SYNCED))
+        opening = self._gate.changes
         if not await self._binder.settled(pod.uid, min(_SETTLE_S, deadline.left())):
             text = f"the outcome of an earlier Binding of pod {pod.namespace}/{pod.name} is unknown"
             return encode_filter_result(ExtenderFilterResult(error=text))
-        answer = await self._search(asking, names_raw, deadline)
+        answer = await self._search(asking, names_raw, deadline, opening)
         if answer is None:
             return _echo(None, msgspec.Raw(names_raw))
         if isinstance(answer, PlacementError):
-            self._events.filtering_error(ref, str(answer))
+            if self._gate.changes == opening:
+                self._events.filtering_error(ref, str(answer))
             return encode_filter_result(ExtenderFilterResult(error=str(answer)))
         if isinstance(answer, NoFit):
             self._events.filtering_failed(ref, answer)
@@ -157,16 +159,16 @@ class Extender:
         return encode_filter_result(ExtenderFilterResult(node_names=(answer.node,)))
 
     async def _search(
-        self, asking: _Asking, names_raw: bytes, deadline: Deadline
+        self, asking: _Asking, names_raw: bytes, deadline: Deadline, opening: int
     ) -> Placement | NoFit | PlacementError | None:
         """The decision, made under one device config; None: under it the pod asks for nothing."""
         while True:
-            answer = await self._search_once(asking, names_raw, deadline)
+            answer = await self._search_once(asking, names_raw, deadline, opening)
             if not isinstance(answer, PlacementError) or not asking.is_outdated:
                 return answer
 
     async def _search_once(
-        self, asking: _Asking, names_raw: bytes, deadline: Deadline
+        self, asking: _Asking, names_raw: bytes, deadline: Deadline, opening: int
     ) -> Placement | NoFit | PlacementError | None:
         started, spent = time.perf_counter(), 0.0
         try:
@@ -178,6 +180,8 @@ class Extender:
             mask = self._state.candidates_json(names_raw)
             search = self._state.search(request, mask, self._clock())
             while True:
+                if self._gate.changes != opening:  # others have decided, or may: what is reserved would stay
+                    search.close(NOT_SYNCED)
                 answer = search.advance(_FITS_PER_STEP)
                 worked = time.perf_counter() - started
                 if answer is not None:

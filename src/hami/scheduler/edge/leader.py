@@ -78,6 +78,7 @@ class SyncGate:
     """Closed until the state may be trusted for decisions; `/filter` waits here."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.changes = 0  # how often it was opened and closed
         self._open = asyncio.Event()
         self._clock = clock
         self._opened_at = 0.0
@@ -87,6 +88,7 @@ class SyncGate:
         return self._open.is_set()
 
     def open(self) -> None:
+        self.changes += 1
         self._opened_at = self._clock()
         self._open.set()
 
@@ -96,6 +98,7 @@ class SyncGate:
         return self._clock() - self._opened_at < seconds
 
     def close(self) -> None:
+        self.changes += 1
         self._open.clear()
 
     async def wait(self, timeout_s: float) -> bool:
