@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from hami.kube.operations import patch_metadata
 from hami.kube.resources import NODES, PODS
@@ -94,6 +96,48 @@ async def test_the_next_pod_waits_for_the_last_container(
             binder = world.scheduler.binder
             clock = binder._half_done._clock
             monkeypatch.setattr(binder._half_done, "_clock", lambda: clock() + WAIT_S)
+        assert await world.bind(second, "n1") == ""
+
+
+async def test_the_next_pod_waits_also_while_the_answer_to_the_binding_is_on_its_way(start: Any) -> None:
+    """The plugin may have given the lock back before we know that the pod is bound."""
+    async with start(device_config={"vnpus": {"configs": [CHIP]}}) as world:
+        await add_node(world)
+        first, second = await placed(world, "first", 2), await placed(world, "second", 1)
+        path = "/api/v1/namespaces/default/pods/first/binding"
+        stored, go = asyncio.Event(), asyncio.Event()
+
+        async def slow(request: web.Request) -> web.StreamResponse | None:
+            if request.path != path:
+                return None
+            world.api.intercept = None
+            await world.request("POST", path, await request.json())
+            stored.set()
+            await go.wait()
+            return web.json_response({"kind": "Status"}, status=201)
+
+        world.api.intercept = slow
+        binding = asyncio.create_task(world.bind(first, "n1"))
+        await stored.wait()
+        await plugin_allocates(world, "first", ";d1,Ascend910B3,16384,0:;")
+        refused = await world.bind(second, "n1")
+        assert refused == "containers of pod default/first are still being allocated on node n1"
+        go.set()
+        assert await binding == ""
+
+
+async def test_a_pod_whose_binding_is_refused_keeps_nobody_waiting(start: Any) -> None:
+    async with start(device_config={"vnpus": {"configs": [CHIP]}}) as world:
+        await add_node(world)
+        first, second = await placed(world, "first", 2), await placed(world, "second", 1)
+
+        async def refuse(request: web.Request) -> web.StreamResponse | None:
+            refused = request.path.endswith("/pods/first/binding")
+            return web.json_response({"kind": "Status"}, status=422) if refused else None
+
+        world.api.intercept = refuse
+        assert await world.bind(first, "n1") != ""
+        assert world.scheduler.binder._half_done._last == {}
         assert await world.bind(second, "n1") == ""
 
 

@@ -25,7 +25,7 @@ def test_what_is_over_is_not_kept_for_nodes_that_never_see_a_pod_again() -> None
     client = Client(ClientConfig("http://unused"), Limits(qps=0))
     half = HalfAllocated(client, {one.common_word: one for one in profiles}, lambda: now[0])
     for number in range(100):
-        half.bound(reservation(f"n{number}"))
+        half.binding(reservation(f"n{number}"))
         now[0] += WAIT_S / 10
     assert "n99" in half._last
     assert len(half._last) <= 10

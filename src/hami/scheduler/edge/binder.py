@@ -292,6 +292,7 @@ class Binder:
             self._events.binding_failed(pod_of(reservation), problem)
             return problem
         reservation = self._state.binding_started(uid)
+        self._half_done.binding(reservation)
         annotations = reservation.binding_annotations(self._clock())
         task = asyncio.create_task(self._drive(reservation, annotations, deadline))
         self._settling[uid] = task
@@ -332,7 +333,7 @@ class Binder:
         if result.outcome is Outcome.BOUND:
             self._locks.hand_over(reservation.uid)
             self._state.binding_confirmed(reservation.uid)
-            self._half_done.bound(reservation)
+            self._half_done.binding(reservation)
             self._events.bound(pod_of(reservation), reservation.node)
             note = self._notes.pop(reservation.uid, _NOTHING_NOTED)
             if note.privileged and self._settings.privileged_allowed:
@@ -340,6 +341,7 @@ class Binder:
             log.info("pod.bound", extra={"pod": _name(reservation), "node": reservation.node})
         else:
             self._state.binding_refused(reservation.uid)
+            self._half_done.refused(reservation)
             await self._locks.give_back(reservation, deadline)
             self._events.binding_failed(pod_of(reservation), result.text)
             log.info("binding.refused", extra={"pod": _name(reservation), "reason": result.text})

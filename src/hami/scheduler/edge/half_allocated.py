@@ -55,8 +55,9 @@ class HalfAllocated:
             if profile.rules.lock_covers == "container" and profile.rules.to_allocate
         }
 
-    def bound(self, reservation: Reservation) -> None:
-        """The pod of this reservation is bound to its node now."""
+    def binding(self, reservation: Reservation) -> None:
+        """The pod of this reservation is bound to its node, or is about to be: the plugin may begin before we
+        hear of it."""
         slots = [
             key for word, key in self._keys.items() for slot in reservation.allocations.get(word, ()) if slot
         ]
@@ -67,6 +68,12 @@ class HalfAllocated:
             self._last[reservation.node] = _Bound(
                 reservation.uid, reservation.namespace, reservation.name, tuple(dict.fromkeys(slots)), until
             )
+
+    def refused(self, reservation: Reservation) -> None:
+        """The pod of this reservation will not be bound."""
+        last = self._last.get(reservation.node)
+        if last is not None and last.uid == reservation.uid:
+            del self._last[reservation.node]
 
     async def on_node(self, reservation: Reservation, timeout_s: float) -> str:
         """Name of the pod that this one has to wait for on its node, or "". It is read once, for at most
