@@ -309,6 +309,22 @@ def test_a_descriptor_of_the_program_with_the_number_of_the_region_s_survives_a_
     assert shell.stderr() == "the child has it\n"
 
 
+def test_a_signal_handler_may_fork_while_the_region_is_being_locked(node: Node) -> None:
+    """The handler's thread has the lock that a fork waits for."""
+    node.preload.append(str(node.build.program("libvgpu_fork_in_lock.so")))
+    code = f"""
+import ctypes, signal
+signal.alarm(60)
+cuda = ctypes.CDLL("libcuda.so.1")
+context, pointer = ctypes.c_void_p(), ctypes.c_uint64()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
+assert cuda.cuCtxSetCurrent(context) == 0
+print(*(cuda.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)) for size in ({65 * MIB}, {MIB})))
+"""
+    assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m").split() == ["2", "0"]
+
+
 def beside_the_library(node: Node, names: list[str]) -> list[str]:
     """Answers of a program with an empty environment; regions of these names lie beside the library."""
     folder = node.directory / "vgpu"

@@ -23,10 +23,14 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool no_ofd, missed;
 static int kept[MAX_KEPT]; /* descriptor + 1 */
 static int cancel_state;   /* of the thread that has the mutex */
+static _Thread_local unsigned
+    held; /* a handler of a signal that forks may find the mutex with its own thread */
 
 /* A thread that is cancelled does not end with the mutex, nor with a lock of the container. */
 static void hold(void) {
     int before;
+    if (held++ != 0)
+        return;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
     pthread_mutex_lock(&mutex);
     cancel_state = before;
@@ -34,6 +38,8 @@ static void hold(void) {
 
 static void allow(void) {
     int before = cancel_state;
+    if (held == 0 || --held != 0)
+        return;
     pthread_mutex_unlock(&mutex);
     pthread_setcancelstate(before, NULL);
 }
@@ -243,6 +249,7 @@ void vg_lock_after_fork_child(void) {
             close(kept[i] - 1);
         kept[i] = 0;
     }
+    held = 0;
     pthread_mutex_init(&mutex, NULL);
     pthread_setcancelstate(cancel_state, NULL);
 }
