@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -22,6 +23,7 @@ from hami.node.hostpid.child import BrokerChild
 from hami.node.nvml import XidEvent
 from hami.node.paths import HostPaths
 from hami.node.plugin.counters import PluginCounters, reason_of
+from hami.node.plugin.health import HealthWatcher
 from hami.node.plugin.metrics import PluginMetrics, plugin_metrics
 from hami.protocol.errors import HamiError
 
@@ -169,3 +171,14 @@ async def test_a_card_for_which_the_driver_does_not_answer_is_told_and_counted(
         node.plugin._board.wake()
         await until(lambda: node.plugin.counters.faults == {})
     assert len(told()) == 1
+
+
+async def test_a_fault_in_the_moment_of_the_start_is_told(
+    node: Node, until: Until, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(watcher: HealthWatcher) -> None:
+        asyncio.get_running_loop().call_soon(watcher._board.mark_faulty, (U1,), "XID 79")
+
+    monkeypatch.setattr(HealthWatcher, "start", start)
+    async with node:
+        await until(lambda: any(reason == "HAMiDeviceUnhealthy" for _, reason, _ in node.cluster.events))

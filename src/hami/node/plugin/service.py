@@ -392,7 +392,7 @@ class DevicePlugin:
             applied=self._applied,
             registered=self.counters.registered,
         )
-        loops = [registrar.run(), self._report_sick(board, offered), self._prune()]
+        loops = [registrar.run(), self._report_sick(board, offered, set(board.lasting)), self._prune()]
         if recoverer is not None:
             loops.append(recoverer.run())
         if not self._platform.has_cards:
@@ -416,11 +416,11 @@ class DevicePlugin:
         watcher.on_fault = recoverer.fault
         return recoverer
 
-    async def _report_sick(self, board: Board, offered: Collection[str]) -> None:
-        """A Warning event on the node for each of the ``offered`` cards that becomes unhealthy; those of
-        before this start were told then.
+    async def _report_sick(self, board: Board, offered: Collection[str], known: set[str]) -> None:
+        """A Warning event on the node for each of the ``offered`` cards that becomes unhealthy and is not
+        ``known`` as that.
         """
-        known, version = set(board.lasting), board.version
+        version = board.version
         while True:
             silent = [card.uuid for card in board.cards if not card.healthy and card.uuid in offered]
             sick = dict.fromkeys(silent, _SILENT) | board.faults
