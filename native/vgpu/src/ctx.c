@@ -118,7 +118,8 @@ static void primary_look(int cuda_device) {
     }
     vg_green_drop_device(index);
     unsigned others = count_contexts(cuda_device);
-    if (others == 0)
+    uint64_t shown = 0, beside;
+    if (others == 0 && !(vg_nvml_own_memory(index, &shown, &beside) && shown > 0))
         vg_pools_without_context(index);
     vg_ctx_size_gone(index, others);
 }

@@ -18,7 +18,8 @@ void vg_pools_trim_asked(void);
  */
 void vg_pools_of_graphs(void);
 
-/* No context of the process is left on the device: what was in use of destroyed pools is gone too. */
+/* No context of the process is left on the device, and nothing that NVML would show: what was in use of
+ * destroyed pools is gone too. */
 void vg_pools_without_context(int device);
 
 /* A block of a pool that can be destroyed is gone. */
