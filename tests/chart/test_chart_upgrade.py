@@ -44,6 +44,16 @@ def _missing(theirs: Object, ours: Object, path: str = "") -> Iterator[str]:
             yield from _missing(value, ours[key], f"{path}{key}.")
 
 
+def test_values_as_helm_prints_them_are_taken_those_with_defaults_are_refused(tmp_path: Path) -> None:
+    """`helm get values` without `-o yaml` begins with a heading; with `--all` with another."""
+    values = tmp_path / "values.yaml"
+    values.write_text("USER-SUPPLIED VALUES:\nglobal:\n  imageTag: v7\n")
+    assert render(None, "--values", str(values)).deployment
+    values.write_text("COMPUTED VALUES:\nglobal:\n  imageTag: v7\n")
+    with pytest.raises(Refused, match="COMPUTED VALUES"):
+        render(None, "--values", str(values))
+
+
 def test_case_37_a_values_file_of_hami_keeps_every_name_and_every_immutable_field() -> None:
     rendered = _adopted()
     names = {f"{kind}/{name}" for kind, name in rendered.names}

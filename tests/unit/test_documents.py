@@ -193,6 +193,15 @@ def _is_value(values: object, name: str) -> bool:
     return True
 
 
+def test_an_upgrade_starts_from_the_values_that_were_set() -> None:
+    """Not from old defaults (`--reuse-values`), nor from a file with the heading of helm's table."""
+    helm = [(where, line) for where, line in shell_lines() if line.startswith("helm ")]
+    saved = [found for found in helm if "get values" in found[1]]
+    assert len(saved) > 4
+    assert [found for found in saved if " -o yaml > " not in found[1]] == []
+    assert [found for found in helm if "--reuse-values" in found[1]] == []
+
+
 def test_the_description_of_a_vendor_is_a_device_config_and_its_data_are_readable() -> None:
     page = ROOT / "docs" / "adding-a-vendor.md"
     by_language = {block.language: block.text for block in blocks(page)}
