@@ -66,7 +66,12 @@ async def test_a_command_runs_on_the_cluster_that_was_asked_for(scratch: Path) -
 
 @pytest.mark.parametrize(
     ("words", "status"),
-    [(["sh", "-c", "exit 7"], 7), (["sh", "-c", "kill -9 $$"], 137), (["no-such-x"], 127)],
+    [
+        (["sh", "-c", "exit 7"], 7),
+        (["sh", "-c", "kill -9 $$"], 137),
+        (["no-such-x"], 127),
+        (["/etc/passwd"], 126),
+    ],
 )
 async def test_the_status_of_the_command_is_that_of_hami(
     scratch: Path, words: list[str], status: int
@@ -74,15 +79,20 @@ async def test_the_status_of_the_command_is_that_of_hami(
     async with started(scratch, "--", *words) as process:
         found, _, errors = await finish(process)
     assert found == status, errors
+    assert (f"cannot run {words[0]}: " in errors) == (status in (126, 127))
     assert files_in(scratch) == []
 
 
 async def test_without_a_command_it_stays_open_until_interrupted(scratch: Path) -> None:
     async with started(scratch) as process:
         assert process.stderr is not None
+        lines: list[str] = []
         async with asyncio.timeout(100.0):
-            while b"Logs of the components" not in (line := await process.stderr.readline()):
-                assert line, "it ended by itself"
+            while not lines or "Logs of the components" not in lines[-1]:
+                lines.append((await process.stderr.readline()).decode())
+                assert lines[-1], "it ended by itself"
+        (dashboard,) = (line.split() for line in lines if " dashboard " in line)
+        assert os.access(dashboard[0], os.X_OK), "the line cannot be pasted"
         process.send_signal(signal.SIGTERM)
         status, _, _ = await finish(process)
     assert status == 0

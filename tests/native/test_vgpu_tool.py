@@ -177,6 +177,14 @@ def test_a111_why_a_program_is_slow_or_refused(node: Node, tool: str) -> None:
     assert "blocked by priority, waiting for the core limit" in line
 
 
+@pytest.mark.parametrize("tool", TOOLS)
+def test_a_core_limit_that_holds_nobody_up_is_named_and_called_not_in_force(node: Node, tool: str) -> None:
+    """As on a card that nobody else uses, where `none` would read as if the pod had asked for no share."""
+    shell = node.shell(CUDA_DEVICE_SM_LIMIT_0="40", GPU_CORE_UTILIZATION_POLICY="disable").start()
+    shell.must(f"alloc {MIB}")
+    assert "core limit 40 %, not in force, throttled" in told(node, tool, node.region())
+
+
 def test_both_tools_give_the_same_object_and_the_same_sentences(node: Node) -> None:
     first_shell = refused(node)
     other = node.shell().start()

@@ -16,6 +16,7 @@ import click
 import pytest
 import yaml
 
+from hami.cli.cleanup import NODE_LEFTOVERS
 from hami.cli.main import main
 from hami.node.monitor.series import HELP
 from hami.node.plugin.counters import PluginCounters
@@ -200,6 +201,12 @@ def test_an_upgrade_starts_from_the_values_that_were_set() -> None:
     assert len(saved) > 4
     assert [found for found in saved if " -o yaml > " not in found[1]] == []
     assert [found for found in helm if "--reuse-values" in found[1]] == []
+
+
+def test_the_page_and_the_command_name_the_same_leftovers_of_a_node() -> None:
+    section = (ROOT / "docs/operate.md").read_text().partition("and on each node ")[2].partition("\n\n")[0]
+    found = re.compile(r"(?:/usr/local|/tmp|/var/run)/[\w./*-]+[\w*]")
+    assert set(found.findall(section)) == set(found.findall(NODE_LEFTOVERS))
 
 
 def test_the_description_of_a_vendor_is_a_device_config_and_its_data_are_readable() -> None:

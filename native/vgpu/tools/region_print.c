@@ -149,9 +149,12 @@ static void explain_device(const struct tool_file *file, unsigned d, const struc
         printf(", managed ");
         print_size(device->oversubscribed);
     }
+    uint64_t set_to = file->extension ? tool_sm_limit(file, d) : 0;
     printf("\n  core limit ");
     if (about.core_limit != 0)
         printf("%" PRIu64 " %% (%s)", about.core_limit, about.core_from);
+    else if (set_to > 0 && set_to < VG_SM_LIMIT_NONE)
+        printf("%" PRIu64 " %%, not in force", set_to);
     else
         printf("none");
     printf(", throttled %.1f s in all, %u %% of the last minute\n  refused %" PRIu64 " times",

@@ -13,9 +13,10 @@ from hami.cli.terminal import plain
 if TYPE_CHECKING:
     from hami.kube.client import Client
 
-_HOSTS = (
-    "on each node, once no GPU pod runs there: /usr/local/vgpu (or below global.gpuHookPath), /tmp/vgpulock, "
-    "/tmp/hami, /var/run/hami, /var/run/cdi/hami.io-vgpu-*.json"
+NODE_LEFTOVERS = (
+    "on each node, once no GPU pod runs there: /usr/local/vgpu (or below global.gpuHookPath), /tmp/vgpulock "
+    "(after the host PID broker first: chattr -i /tmp/vgpulock/hostpid), /tmp/hami, /var/run/hami, "
+    "/var/run/cdi/hami.io-vgpu-*.json, /var/run/cdi/k8s.device-plugin.nvidia.com-*.json"
 )
 
 
@@ -73,4 +74,4 @@ async def _clean(client: Client, names: tuple[str, str, str], *, dry_run: bool, 
         click.echo(f"removed {len(going)}")
     if not going:
         click.echo(f"nothing is {'to be removed' if found else 'left'} in the cluster; ", nl=False)
-    click.echo(_HOSTS)
+    click.echo(NODE_LEFTOVERS)

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from hami.node.region.view import Object
+from hami.protocol import region_layout as layout
 
 MINUTE_NS: Final = 60_000_000_000
 STALE_HEARTBEAT_S: Final = 30
@@ -86,7 +87,11 @@ def _device_lines(device: Object, about: Object) -> Iterator[str]:
         + (f", uncounted {size_text(device['residual'])}" if device.get("residual") else "")
         + (f", managed {size_text(device['oversubscribed'])}" if device.get("oversubscribed") else "")
     )
-    cores = f"{core} % ({about['core_limit_from']})" if core else "none"
+    cores = "none"
+    if core:
+        cores = f"{core} % ({about['core_limit_from']})"
+    elif "core_limit" in device and 0 < device["sm_limit"] < layout.SM_LIMIT_NONE:
+        cores = f"{device['sm_limit']} %, not in force"
     yield (
         f"  core limit {cores}, "
         f"throttled {device.get('throttled', 0) / 1e9:.1f} s in all, "
