@@ -12,7 +12,7 @@ import msgspec
 from hami.answers.ours import component_of
 from hami.node.exact.mode import version_obstacle
 from hami.protocol.errors import LockFormatError, RegistrationError, TimestampError
-from hami.protocol.inventory import decode_json
+from hami.protocol.inventory import DeviceInfo, decode_json
 from hami.protocol.keys import (
     COMPONENT_PLUGIN,
     COMPONENT_SCHEDULER,
@@ -24,6 +24,7 @@ from hami.protocol.keys import (
 from hami.protocol.lock import DEFAULT_LOCK_TIMEOUT, parse_lock
 from hami.protocol.members import map_of, objects_of
 from hami.protocol.timestamps import parse_rfc3339
+from hami.vendors.mig import MIG_MODE
 
 COUNT_RESOURCE: Final = "nvidia.com/gpu"
 WEBHOOK: Final = "vgpu.hami.io"
@@ -220,11 +221,11 @@ def _plugins(objects: Objects, nodes: Sequence[Object]) -> Check:
 def _cards(nodes: Sequence[Object]) -> Check:
     name, total, sick, without = "cards", 0, 0, []
     for node in nodes:
-        counts = _registered(node)
-        if not counts:
+        devices = _registered(node)
+        if not devices:
             without.append(node)
-        total += len(counts)
-        sick += sum(not healthy for _, healthy in counts)
+        total += len(devices)
+        sick += sum(not device.health for device in devices)
     if without:
         text = f"none registered on {_names(without)}"
         return Check(name, "fail", text, "the device plugin's log on that node (register.failed, nvml)")
@@ -235,11 +236,15 @@ def _cards(nodes: Sequence[Object]) -> Check:
 
 
 def _capacity(nodes: Sequence[Object], resource: str) -> Check:
+    """A card in MIG mode registers its instances; kubelet is offered ``max(deviceSplitCount, instances)``."""
     name, wrong = f"capacity of {resource}", []
     for node in nodes:
-        wanted = sum(count for count, _ in _registered(node))
+        devices = _registered(node)
+        wanted = sum(device.count for device in devices)
         shown = str(map_of(map_of(node, "status"), "capacity").get(resource, "absent"))
-        if wanted and shown != str(wanted):
+        divided = any(device.mode == MIG_MODE for device in devices)
+        more = divided and shown.isdecimal() and int(shown) > wanted
+        if wanted and shown != str(wanted) and not more:
             wrong.append(f"{_name(node)} shows {shown}, {wanted} registered")
     if wrong:
         fix = "kubelet asks another plugin, or none: events of the node, the plugin's log"
@@ -290,14 +295,13 @@ def plugin_selector(daemonsets: Iterable[Object]) -> Mapping[str, Any]:
     return {"gpu": "on"}
 
 
-def _registered(node: Object) -> list[tuple[int, bool]]:
-    """Slots and health of each card that the node has registered."""
+def _registered(node: Object) -> Sequence[DeviceInfo]:
+    """The cards that the node has registered."""
     text = _annotations(node).get(VENDOR_KEYS[NVIDIA].register)
     try:
-        devices = decode_json(text, NVIDIA).devices if isinstance(text, str) else ()
+        return decode_json(text, NVIDIA).devices if isinstance(text, str) else ()
     except RegistrationError:
-        return []
-    return [(device.count, device.health) for device in devices]
+        return ()
 
 
 def _component(pods: Iterable[Object], component: str) -> list[Object]:

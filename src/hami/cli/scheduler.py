@@ -143,8 +143,8 @@ _switch = partial(switch, parse=_boolean)
     metavar="DURATION",
     default="28s",
     show_default=True,
-    help="How long members of a pod group wait for a locked node, 25s at most, since kube-scheduler hangs up "
-    "after 30s; 0: not at all.",
+    help="How long members of a pod group wait for a locked node; above 25s counts as 25s, since "
+    "kube-scheduler hangs up after 30s; 0: not at all.",
 )
 @_switch(
     "--force-overwrite-default-scheduler",

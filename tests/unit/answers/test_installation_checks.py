@@ -132,6 +132,28 @@ def test_what_does_not_work_is_found_and_has_a_remedy(
     assert found.fix
 
 
+@pytest.mark.parametrize(
+    ("modes", "shown", "result"),
+    [
+        (["mig", "mig"], "20", "ok"),
+        (["mig", "hami-core"], "20", "ok"),
+        (["mig", "mig"], "13", "fail"),
+        (["mig", "mig"], "absent", "fail"),
+        (["hami-core", "hami-core"], "20", "fail"),
+    ],
+)
+def test_kubelet_may_count_more_slots_than_cards_have_instances(
+    modes: list[str], shown: str, result: str
+) -> None:
+    """device-plugin.md §5.4: a card in MIG mode is offered max(deviceSplitCount, instances) times."""
+    cards = [{"id": f"GPU-{i}", "count": 7, "devmem": 40960, "mode": mode} for i, mode in enumerate(modes)]
+    objects = working(
+        nodes=[node(capacity=shown, annotations={"hami.io/node-nvidia-register": json.dumps(cards)})]
+    )
+    (found,) = [one for one in verify(objects, NOW) if one.name.startswith("capacity")]
+    assert found.result == result
+
+
 def test_a_lease_that_nobody_renews_has_no_leader() -> None:
     assert bad(verify(working(), NOW + 40)) == {}
     assert bad(verify(working(), NOW + 41)) == {"leader": "fail"}
