@@ -41,7 +41,7 @@ def listen(address: str) -> socket.socket:
     """
     host, separator, port = address.rpartition(":")
     if not (separator and port.isascii() and port.isdigit() and int(port) < 65536):
-        raise SettingsError(f"--metrics-bind-address {address!r} is not host:port")
+        raise SettingsError(f"--metrics-bind-address {address!r} is not host:port, with a port up to 65535")
     host = host.removeprefix("[").removesuffix("]")
     family = socket.AF_INET6 if ":" in host or (not host and socket.has_dualstack_ipv6()) else socket.AF_INET
     try:

@@ -147,7 +147,7 @@ def test_addresses_are_read_as_go_reads_them(address: str, parsed: tuple[str, in
 
 @pytest.mark.parametrize("address", ["", "80", "host", "host:", "host:x", "::1:80", "h:70000"])
 def test_a_bad_address_is_refused(address: str) -> None:
-    with pytest.raises(ListenError):
+    with pytest.raises(ListenError, match="not host:port, with a port up to 65535"):
         parse_address(address)
 
 

@@ -181,7 +181,7 @@ def parse_address(address: str) -> tuple[str, int]:
     """``host:port`` as Go's net package writes it (``:9395``, ``[::1]:443``); raises ``ListenError``."""
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit() or int(port) > 65535 or (":" in host and not host.startswith("[")):
-        raise ListenError(f"listen address {address!r} is not host:port")
+        raise ListenError(f"listen address {address!r} is not host:port, with a port up to 65535")
     return host.strip("[]"), int(port)
 
 
