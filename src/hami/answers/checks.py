@@ -27,6 +27,7 @@ from hami.protocol.timestamps import parse_rfc3339
 from hami.vendors.mig import MIG_MODE
 
 COUNT_RESOURCE: Final = "nvidia.com/gpu"
+_INSTANCES: Final = "nvidia.com/mig-"
 WEBHOOK: Final = "vgpu.hami.io"
 NAMES_SHOWN: Final = 4
 HASH_DIGITS: Final = 16
@@ -219,20 +220,32 @@ def _plugins(objects: Objects, nodes: Sequence[Object]) -> Check:
 
 
 def _cards(nodes: Sequence[Object]) -> Check:
-    name, total, sick, without = "cards", 0, 0, []
+    """Cards that were divided by hand are Kubernetes' own: not registered, each profile a resource."""
+    name, total, sick, without, divided = "cards", 0, 0, [], 0
     for node in nodes:
         devices = _registered(node)
         if not devices:
-            without.append(node)
+            if _offers_instances(node):
+                divided += 1
+            else:
+                without.append(node)
         total += len(devices)
         sick += sum(not device.health for device in devices)
     if without:
         text = f"none registered on {_names(without)}"
-        return Check(name, "fail", text, "the device plugin's log on that node (register.failed, nvml)")
-    text = f"{total} on {len(nodes)} nodes"
+        fix = "the device plugin's log on that node (register.failed, nvml); right with migStrategy single"
+        return Check(name, "fail", text, fix)
+    text = f"{total} on {len(nodes) - divided} nodes"
+    if divided:
+        text += f", MIG instances on {divided} nodes"
     if sick:
         return Check(name, "warn", f"{text}, {sick} unhealthy", "events of the node (HAMiDeviceUnhealthy)")
     return Check(name, "ok", text)
+
+
+def _offers_instances(node: Object) -> bool:
+    capacity = map_of(map_of(node, "status"), "capacity")
+    return any(key.startswith(_INSTANCES) and str(amount) != "0" for key, amount in capacity.items())
 
 
 def _capacity(nodes: Sequence[Object], resource: str) -> Check:

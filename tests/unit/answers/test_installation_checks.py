@@ -132,6 +132,15 @@ def test_what_does_not_work_is_found_and_has_a_remedy(
     assert found.fix
 
 
+@pytest.mark.parametrize(("amount", "result"), [("7", "ok"), ("0", "fail")])
+def test_a_node_whose_cards_were_divided_by_hand_registers_none(amount: str, result: str) -> None:
+    divided = node(annotations={"hami.io/node-nvidia-register": "[]"}, capacity="0")
+    divided["status"]["capacity"]["nvidia.com/mig-1g.5gb"] = amount
+    (found,) = [one for one in verify(working(nodes=[divided]), NOW) if one.name == "cards"]
+    assert found.result == result
+    assert amount == "0" or found.found == "0 on 0 nodes, MIG instances on 1 nodes"
+
+
 @pytest.mark.parametrize(
     ("modes", "shown", "result"),
     [
