@@ -17,6 +17,26 @@ struct fg_array {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fg_array *all;
 
+/* Bits of a texel whatever the channels: video, compressed blocks of 4 x 4, normalised integers; 0: none. */
+static uint64_t packed_bits(int format) {
+    static const uint8_t video[] = {32, 32, 32, 12, 24, 16, 32, 24, 48, 12, 24, 16, 32, 24, 48}; /* 0x50 */
+    static const uint8_t blocks[] = {4,  4, 8,  8,  8,  8,  4,  4,  8,  8,  8, 8, 8, 8, /* 0x91: BC1 to BC7 */
+                                     24, 0, 24, 16, 32, 32, 16, 32, 32, 32, 32}; /* P010, P016 to Y410 */
+    static const uint8_t later[] = {12, 64, 24, 48, 24, 48};                     /* 0xb0: NV12, Y416, ... */
+    static const uint8_t normalised[] = {8, 16, 32, 16, 32, 64, 8, 16, 32, 16, 32, 64}; /* 0xc0 */
+    static const struct {
+        int first, count;
+        const uint8_t *bits;
+    } ranges[] = {{0x50, sizeof video, video},
+                  {0x91, sizeof blocks, blocks},
+                  {0xb0, sizeof later, later},
+                  {0xc0, sizeof normalised, normalised}};
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++)
+        if (format >= ranges[i].first && format - ranges[i].first < ranges[i].count)
+            return ranges[i].bits[format - ranges[i].first];
+    return 0;
+}
+
 static uint64_t texel_bytes(int format) {
     switch (format) {
     case 0x01:
@@ -39,22 +59,37 @@ static uint64_t halved(uint64_t size, unsigned level) {
     return size >> level ? size >> level : 1;
 }
 
+static uint64_t up_to(uint64_t size, uint64_t step) {
+    return (size + step - 1) / step * step;
+}
+
+static uint64_t slice_bytes(int format, unsigned channels, uint64_t width, uint64_t height) {
+    uint64_t bits = packed_bits(format);
+    uint64_t step = format >= 0x91 && format <= 0x9e ? 4 : 1;
+    return bits ? up_to(width, step) * up_to(height, step) * bits / 8
+                : width * height * channels * texel_bytes(format);
+}
+
+static int good_format(int format, unsigned channels) {
+    return packed_bits(format) ? channels <= 4
+                               : texel_bytes(format) && (channels == 1 || channels == 2 || channels == 4);
+}
+
 static CUresult create(CUarray *out, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels) {
     struct fg_context *context;
     CUresult result = fg_need_context(&context);
     if (result != CUDA_SUCCESS)
         return result;
     if (!out || !shape || shape->width == 0 || levels == 0 || levels > 32 ||
-        texel_bytes(shape->format) == 0 ||
-        (shape->num_channels != 1 && shape->num_channels != 2 && shape->num_channels != 4) ||
+        !good_format(shape->format, shape->num_channels) ||
         (shape->width | shape->height | shape->depth) > 1u << 20)
         return CUDA_ERROR_INVALID_VALUE;
     uint64_t bytes = 0;
     for (unsigned level = 0; level < levels; level++) {
         uint64_t depth =
             shape->flags & LAYERED ? (shape->depth ? shape->depth : 1) : halved(shape->depth, level);
-        bytes += halved(shape->width, level) * halved(shape->height, level) * depth * shape->num_channels *
-                 texel_bytes(shape->format);
+        bytes += depth * slice_bytes(shape->format, shape->num_channels, halved(shape->width, level),
+                                     halved(shape->height, level));
     }
     bytes = shape->flags & (SPARSE | DEFERRED) ? 0 : fg_round(bytes, ARRAY_STEP);
     struct fg_array *array = calloc(1, sizeof *array);

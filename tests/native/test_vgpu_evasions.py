@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -323,6 +324,13 @@ print(alloc(64))
     assert node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="64m", **unseen).split() == ["2", "0"]
 
 
+SHAPE = """
+class Shape(ctypes.Structure):
+    _fields_ = [("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("depth", ctypes.c_size_t),
+                ("format", ctypes.c_int), ("channels", ctypes.c_uint), ("flags", ctypes.c_uint)]
+array = ctypes.c_void_p()
+start()
+"""
 SHAPES = [
     (4096, 4096, 0, 13, 0),  # a whole chain of levels
     (256, 256, 256, 9, 0),  # three dimensions: the depth is halved too
@@ -336,12 +344,9 @@ def test_mipmapped_arrays_count_as_the_driver_counts_them(node: Node, shape: tup
     width, height, depth, levels, flags = shape
     code = (
         PRELUDE
+        + SHAPE
         + f"""
-class Shape(ctypes.Structure):
-    _fields_ = [("width", ctypes.c_size_t), ("height", ctypes.c_size_t), ("depth", ctypes.c_size_t),
-                ("format", ctypes.c_int), ("channels", ctypes.c_uint), ("flags", ctypes.c_uint)]
-start()
-shape, array = Shape({width}, {height}, {depth}, 0x20, 1, {flags}), ctypes.c_void_p()
+shape = Shape({width}, {height}, {depth}, 0x20, 1, {flags})
 def create():
     return cuda.cuMipmappedArrayCreate(ctypes.byref(array), ctypes.byref(shape), {levels})
 good(create())
@@ -359,6 +364,50 @@ print(available.value, second)
     available, second = node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="256m").split()
     assert int(available) == 256 * MIB - taken
     assert int(second) == (0 if 2 * taken <= 256 * MIB else OUT_OF_MEMORY)
+
+
+BYTES_OF_4_BY_4 = {
+    8: ["BC1_UNORM", "BC1_UNORM_SRGB", "BC4_UNORM", "BC4_SNORM"],
+    16: ["BC2_UNORM", "BC2_UNORM_SRGB", "BC3_UNORM", "BC3_UNORM_SRGB", "BC5_UNORM", "BC5_SNORM", "BC6H_UF16",
+         "BC6H_SF16", "BC7_UNORM", "BC7_UNORM_SRGB", "UNORM_INT8X1", "SNORM_INT8X1"],
+    24: ["NV12", "UINT8_SEMIPLANAR_420", "UINT8_PLANAR_420"],
+    32: ["NV16", "YUY2", "UINT8_SEMIPLANAR_422", "UINT8_PLANAR_422", "UNORM_INT8X2", "UNORM_INT16X1",
+         "SNORM_INT8X2", "SNORM_INT16X1"],
+    48: ["P010", "P016", "UINT16_SEMIPLANAR_420", "UINT16_PLANAR_420", "Y444_PLANAR8",
+         "YUV444_8bit_SemiPlanar", "UINT8_SEMIPLANAR_444", "UINT8_PLANAR_444"],
+    64: ["P210", "P216", "Y210", "Y216", "UINT16_SEMIPLANAR_422", "UINT16_PLANAR_422", "AYUV", "Y410",
+         "UINT8_PACKED_422", "UINT8_PACKED_444", "UNORM_INT_101010_2", "UNORM_INT8X4", "UNORM_INT16X2",
+         "SNORM_INT8X4", "SNORM_INT16X2"],
+    96: ["Y444_PLANAR10", "YUV444_16bit_SemiPlanar", "UINT16_SEMIPLANAR_444", "UINT16_PLANAR_444"],
+    128: ["Y416", "UNORM_INT16X4", "SNORM_INT16X4"],
+}  # fmt: skip
+
+
+def test_an_array_of_a_packed_format_counts_what_it_takes(node: Node) -> None:
+    """Compressed blocks, video and normalised integers: the format says it, not the channels."""
+    code = (
+        PRELUDE
+        + SHAPE
+        + """
+import json
+from cuda.bindings.driver import CUarray_format as formats
+available = ctypes.c_size_t()
+def taken(name, width, height):
+    shape = Shape(width, height, 0, getattr(formats, "CU_AD_FORMAT_" + name), 4, 0)
+    good(cuda.cuArray3DCreate_v2(ctypes.byref(array), ctypes.byref(shape)))
+    good(cuda.cuMemGetInfo_v2(ctypes.byref(available), None))
+    good(cuda.cuArrayDestroy(array))
+    return (256 << 20) - available.value
+names = [f.name.removeprefix("CU_AD_FORMAT_") for f in formats]
+packed = [n for n in names if n != "MAX" and not n.startswith(("SIGNED", "UNSIGNED", "HALF", "FLOAT"))]
+print(json.dumps([{n: taken(n, 2048, 1024) for n in packed}, taken("BC1_UNORM", 4094, 4093)]))
+"""
+    )
+    counted, with_broken_blocks = json.loads(node.python(code, CUDA_DEVICE_MEMORY_LIMIT_0="256m"))
+    assert counted == {
+        name: 2048 * 1024 * each // 16 for each, names in BYTES_OF_4_BY_4.items() for name in names
+    }
+    assert with_broken_blocks == 1024 * 1024 * 8
 
 
 def holder(node: Node, mib: int) -> Shell:
