@@ -75,6 +75,33 @@ typedef struct {
 } nvmlProcessesUtilizationInfo_v1_t;
 
 typedef struct {
+    unsigned pid;
+    unsigned long long usedGpuMemory;
+    unsigned gpuInstanceId, computeInstanceId;
+    unsigned long long usedGpuCcProtectedMemory;
+} nvmlProcessDetail_v1_t;
+
+typedef struct {
+    unsigned version; /* sizeof | 1 << 24 */
+    unsigned mode;    /* 0 compute, 1 graphics, 2 MPS, 3 all */
+    unsigned numProcArrayEntries;
+    nvmlProcessDetail_v1_t *procArray;
+} nvmlProcessDetailList_v1_t;
+
+typedef struct {
+    unsigned gpuUtilization, memoryUtilization;
+    unsigned long long maxMemoryUsage, time, startTime;
+    unsigned isRunning, reserved[5];
+} nvmlAccountingStats_t;
+
+typedef struct {
+    unsigned pid, isRunning, gpuUtilization, memoryUtilization;
+    unsigned long long maxMemoryUsage;
+    unsigned sampleCount;
+    unsigned long long sumGpuUtil, sumFbUtil, time, startTime;
+} nvmlAccountingStats_v2_t;
+
+typedef struct {
     char busId[16];
     unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
 } nvmlPciInfoLegacy_t; /* versions 1 and 2, without their reserved tail */

@@ -78,23 +78,32 @@ static unsigned list(const struct fg_device *card, uint32_t only, nvmlProcessInf
     return count;
 }
 
-/* The count protocol: capacity in, number out; INSUFFICIENT_SIZE with the number needed if the capacity is
- * too small. */
-static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, void *records, int legacy) {
-    enum { MOST = FG_MAX_SLOTS };
+/* All of a card's, or of a MIG device's, in memory for the caller to free. */
+static nvmlReturn_t list_all(nvmlDevice_t device, int valid, nvmlProcessInfo_v2_t **found, unsigned *there) {
     struct fg_device *card;
     struct fg_mig_compute *compute = NULL;
     nvmlReturn_t result =
         fg_nvml_is_mig(device) ? fg_nvml_mig(device, &card, &compute) : fg_nvml_card(device, &card);
     if (result != NVML_SUCCESS)
         return result;
-    if (!count || (*count > 0 && !records))
+    if (!valid)
         return NVML_ERROR_INVALID_ARGUMENT;
-    nvmlProcessInfo_v2_t *found = malloc(MOST * sizeof *found);
-    if (!found)
+    *found = malloc(FG_MAX_SLOTS * sizeof **found);
+    if (!*found)
         return NVML_ERROR_UNKNOWN;
-    unsigned room = *count,
-             there = list(card, compute ? card->mig_gpus[compute->gpu].id + 1 : 0, found, MOST);
+    *there = list(card, compute ? card->mig_gpus[compute->gpu].id + 1 : 0, *found, FG_MAX_SLOTS);
+    return NVML_SUCCESS;
+}
+
+/* The count protocol: capacity in, number out; INSUFFICIENT_SIZE with the number needed if the capacity is
+ * too small. */
+static nvmlReturn_t processes(nvmlDevice_t device, unsigned *count, void *records, int legacy) {
+    nvmlProcessInfo_v2_t *found;
+    unsigned there;
+    nvmlReturn_t result = list_all(device, count && (*count == 0 || records), &found, &there);
+    if (result != NVML_SUCCESS)
+        return result;
+    unsigned room = *count;
     *count = there;
     for (unsigned i = 0; i < there && there <= room; i++) {
         if (legacy)
@@ -140,6 +149,93 @@ FG_NVML_NO_PROCESSES(nvmlDeviceGetGraphicsRunningProcesses_v3)
 FG_NVML_NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses)
 FG_NVML_NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v2)
 FG_NVML_NO_PROCESSES(nvmlDeviceGetMPSComputeRunningProcesses_v3)
+
+FG_NVML(nvmlDeviceGetRunningProcessDetailList, (nvmlDevice_t device, nvmlProcessDetailList_v1_t *info), {
+    nvmlProcessInfo_v2_t *found;
+    unsigned there;
+    nvmlReturn_t result = list_all(device, info != NULL, &found, &there);
+    if (result != NVML_SUCCESS)
+        return result;
+    int right = info->version == (sizeof *info | 1u << 24);
+    unsigned room = right && info->procArray ? info->numProcArrayEntries : 0;
+    if (right && info->mode != 0 && info->mode != 3)
+        there = 0;
+    for (unsigned i = 0; i < there && i < room; i++)
+        info->procArray[i] = (nvmlProcessDetail_v1_t){.pid = found[i].pid,
+                                                      .usedGpuMemory = found[i].usedGpuMemory,
+                                                      .gpuInstanceId = found[i].gpuInstanceId,
+                                                      .computeInstanceId = found[i].computeInstanceId};
+    free(found);
+    if (!right)
+        return NVML_ERROR_ARGUMENT_VERSION_MISMATCH;
+    info->numProcArrayEntries = there;
+    return there <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+})
+
+/* --- Accounting: always on, of processes that live --- */
+
+FG_NVML(nvmlDeviceGetAccountingMode, (nvmlDevice_t device, unsigned *mode), {
+    struct fg_device *card;
+    nvmlReturn_t result = fg_nvml_card_for(device, mode != NULL, &card);
+    if (result == NVML_SUCCESS)
+        *mode = 1;
+    return result;
+})
+
+FG_NVML(nvmlDeviceGetAccountingBufferSize, (nvmlDevice_t device, unsigned *size), {
+    struct fg_device *card;
+    nvmlReturn_t result = fg_nvml_card_for(device, size != NULL, &card);
+    if (result == NVML_SUCCESS)
+        *size = FG_MAX_SLOTS;
+    return result;
+})
+
+FG_NVML(nvmlDeviceGetAccountingPids, (nvmlDevice_t device, unsigned *count, unsigned *pids), {
+    nvmlProcessInfo_v2_t *found;
+    unsigned there;
+    nvmlReturn_t result = list_all(device, count != NULL, &found, &there);
+    if (result != NVML_SUCCESS)
+        return result;
+    unsigned room = pids ? *count : 0;
+    for (unsigned i = 0; i < there && i < room; i++)
+        pids[i] = found[i].pid;
+    free(found);
+    *count = there;
+    return there <= room ? NVML_SUCCESS : NVML_ERROR_INSUFFICIENT_SIZE;
+})
+
+/* What a process holds now stands for the most that it has held. */
+static nvmlReturn_t accounted(nvmlDevice_t device, int valid, unsigned pid, unsigned long long *bytes) {
+    nvmlProcessInfo_v2_t *found;
+    unsigned there;
+    nvmlReturn_t result = list_all(device, valid, &found, &there);
+    if (result != NVML_SUCCESS)
+        return result;
+    result = NVML_ERROR_NOT_FOUND;
+    for (unsigned i = 0; i < there; i++)
+        if (found[i].pid == pid) {
+            *bytes = found[i].usedGpuMemory;
+            result = NVML_SUCCESS;
+        }
+    free(found);
+    return result;
+}
+
+FG_NVML(nvmlDeviceGetAccountingStats, (nvmlDevice_t device, unsigned pid, nvmlAccountingStats_t *stats), {
+    unsigned long long bytes;
+    nvmlReturn_t result = accounted(device, stats != NULL, pid, &bytes);
+    if (result == NVML_SUCCESS)
+        *stats = (nvmlAccountingStats_t){.maxMemoryUsage = bytes, .isRunning = 1};
+    return result;
+})
+
+FG_NVML(nvmlDeviceGetAccountingStats_v2, (nvmlDevice_t device, nvmlAccountingStats_v2_t *stats), {
+    unsigned long long bytes;
+    nvmlReturn_t result = accounted(device, stats != NULL, stats ? stats->pid : 0, &bytes);
+    if (result == NVML_SUCCESS)
+        *stats = (nvmlAccountingStats_v2_t){.pid = stats->pid, .maxMemoryUsage = bytes, .isRunning = 1};
+    return result;
+})
 
 FG_NVML(nvmlSystemGetProcessName, (unsigned pid, char *name, unsigned size), {
     nvmlReturn_t result = fg_nvml_ready();

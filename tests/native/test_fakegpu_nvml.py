@@ -117,6 +117,29 @@ def test_the_process_list_follows_the_count_protocol(cards: Cards) -> None:
     assert result == [7, 1, 0, 1, 0xAA]  # the unversioned record has 16 bytes and not one more
 
 
+def test_details_and_accounting_agree_with_the_process_list(cards: Cards) -> None:
+    pid = hold(cards, pid_offset=70000) + 70000
+    result = cards.python(
+        f"""
+        import json, pynvml as n
+        n.nvmlInit()
+        h = n.nvmlDeviceGetHandleByIndex(0)
+        lists = [n.nvmlDeviceGetRunningProcessDetailList(h, n.nvmlProcessDetailList_v1, m) for m in range(4)]
+        old, new = n.nvmlDeviceGetAccountingStats(h, {pid}), n.nvmlDeviceGetAccountingStats_v2(h, {pid})
+        try:
+            n.nvmlDeviceGetAccountingStats(h, 1)
+        except n.NVMLError_NotFound as error:
+            missing = error.value
+        print(json.dumps([[[[p.pid, p.usedGpuMemory] for p in found] for found in lists],
+                          n.nvmlDeviceGetAccountingMode(h), n.nvmlDeviceGetAccountingPids(h),
+                          [old.maxMemoryUsage, old.isRunning], [new.pid, new.maxMemoryUsage, new.isRunning],
+                          missing]))
+        """
+    )
+    held = [[pid, 1100 * MIB]]
+    assert result == [[held, [], [], held], 1, [pid], [1100 * MIB, 1], [pid, 1100 * MIB, 1], 6]
+
+
 def busy(cards: Cards) -> Any:
     return cards.python(
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from vgpu_harness import MIB, Node
+from vgpu_harness import MIB, Node, Shell, wait_until
 
 GIB = 1024 * MIB
 
@@ -96,31 +96,130 @@ def test_who_has_no_descriptor_for_the_region_is_not_shown_other_tenants(node: N
     assert node.python(SCARCE).strip() == "True"
 
 
-def test_samples_of_other_tenants_do_not_stay_behind_the_own_ones(node: Node) -> None:
-    neighbour = node.shell("neighbour").start()
-    neighbour.must("kernel 10000000")
-    own = node.shell().start()
-    own.must("kernel 10000000")
-    code = """
-import ctypes, pynvml, time
+RAW = """
+import ctypes, json, pynvml
 pynvml.nvmlInit()
 card = pynvml.nvmlDeviceGetHandleByIndex(0)
-ask = ctypes.CDLL("libnvidia-ml.so.1").nvmlDeviceGetProcessUtilization
-count = ctypes.c_uint(0)
-while count.value == 0:
-    count, samples = ctypes.c_uint(64), (ctypes.c_char * (64 * 32))()
-    assert ask(card, samples, ctypes.byref(count), ctypes.c_ulonglong(0)) in (0, 6)
-    time.sleep(0.05)
-print(count.value, set(bytes(samples)[count.value * 32:]) == {0})
+def call(name, *arguments):
+    return pynvml._nvmlGetFunctionPointer("nvmlDeviceGet" + name)(card, *arguments)
 """
-    for shell in (neighbour, own):
+SAMPLES = (
+    RAW
+    + """
+def sampled(count, room):
+    count, records = ctypes.c_uint(count), (pynvml.c_nvmlProcessUtilizationSample_t * 4)()
+    where = records if room else None
+    result = call("ProcessUtilization", where, ctypes.byref(count), ctypes.c_ulonglong(0))
+    return result, count.value, [r.pid for r in records]
+def informed(count, room, version=pynvml.ProcessesUtilizationInfo_v1):
+    records = (pynvml.c_nvmlProcessUtilizationInfo_v1_t * 4)()
+    asked = pynvml.c_nvmlProcessesUtilizationInfo_v1_t(version, count, 0, records if room else None)
+    result = call("ProcessesUtilizationInfo", ctypes.byref(asked))
+    return result, asked.processSamplesCount, [r.pid for r in records]
+print(json.dumps([ask(*room) for ask in (sampled, informed) for room in ((0, False), (1, True), (4, True))]
+                 + [informed(4, True, pynvml.ProcessesUtilizationInfo_v1 + (1 << 24))]))
+"""
+)
+
+
+def test_samples_show_no_other_tenant(node: Node) -> None:
+    """8.3, also where there is room for fewer records than the driver has."""
+    neighbours = [node.shell("neighbour").start() for _ in range(2)]
+    own = node.shell().start()
+    node.shell().start()
+
+    def flood(shell: Shell) -> None:
+        shell.must("kernel 10000000")
         assert shell.process.stdin is not None
-        shell.process.stdin.write("launchfor 3000 10 128\n")
+        shell.process.stdin.write("launchfor 600000 10 128\n")
         shell.process.stdin.flush()
-    assert node.python(code).split()[1] == "True"
-    for shell in (neighbour, own):
-        assert shell.process.stdout is not None
-        shell.process.stdout.readline()
+
+    def seen(**env: str) -> list[object]:
+        answers: list[object] = json.loads(node.python(SAMPLES, **env))
+        return answers
+
+    def all_busy(shells: list[Shell]) -> bool:
+        answers = seen(VGPU_NVML_PROCESSES="host")
+        return all(shell.process.pid in answers[i][2] for shell in shells for i in (2, 5))  # type: ignore[index]
+
+    nobody, refused = [0, 0, 0, 0], [25, 4, [0, 0, 0, 0]]
+    for shell in neighbours:
+        flood(shell)
+    wait_until(lambda: all_busy(neighbours))
+    assert seen() == [[6, 0, nobody]] * 6 + [refused]
+
+    flood(own)
+    mine = [own.process.pid, 0, 0, 0]
+    one = [[7, 2, nobody], [0, 1, mine], [0, 1, mine]]  # room for the idle one too, which may begin
+    wait_until(lambda: all_busy([*neighbours, own]))
+    wait_until(lambda: seen() == [*one, *one, refused])
+
+
+LISTS = """
+import json, pynvml
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+def stats(ask, pid):
+    try:
+        return ask(card, pid).maxMemoryUsage
+    except pynvml.NVMLError_NotFound:
+        return None
+asks = [pynvml.nvmlDeviceGetAccountingStats, pynvml.nvmlDeviceGetAccountingStats_v2]
+version = pynvml.nvmlProcessDetailList_v1
+details = [pynvml.nvmlDeviceGetRunningProcessDetailList(card, version, mode) for mode in range(4)]
+print(json.dumps({{
+    "details": [[[p.pid, p.usedGpuMemory] for p in found] for found in details],
+    "accounted": pynvml.nvmlDeviceGetAccountingPids(card),
+    "stats": [[stats(ask, pid) for ask in asks] for pid in {pids}],
+}}))
+"""
+
+
+@pytest.mark.parametrize("convention", ["host", "namespace"])
+def test_no_list_of_processes_shows_other_tenants(node: Node, convention: str) -> None:
+    """8.3: the details of processes and the accounting name the container's own ones alone."""
+    node.settings["FAKEGPU_PID_CONVENTION"] = convention
+    neighbour, shell = node.shell("neighbour").start(), node.shell().start()
+    neighbour.must(f"alloc {2 * GIB}")
+    shell.must(f"alloc {GIB}")
+    own, other = shell.process.pid, neighbour.process.pid
+    code = LISTS.format(pids=[own, other])
+    held = [own, GIB]
+    assert json.loads(node.python(code)) == {
+        "details": [[held], [], [], [held]],
+        "accounted": [own],
+        "stats": [[GIB, GIB], [None, None]],
+    }
+    everybody = json.loads(node.python(code, VGPU_NVML_PROCESSES="host"))
+    assert set(everybody["accounted"]) == {own, other}
+    assert everybody["stats"] == [[GIB, GIB], [2 * GIB, 2 * GIB]]
+
+
+LITTLE_ROOM = (
+    RAW
+    + """
+def details(version, count, room):
+    records = (pynvml.c_nvmlProcessDetail_v1_t * 4)()
+    asked = pynvml.c_nvmlProcessDetailList_v1_t(version, 0, count, records if room else None)
+    result = call("RunningProcessDetailList", ctypes.byref(asked))
+    return result, asked.numProcArrayEntries, [r.pid for r in records]
+def accounted(count, room):
+    count, pids = ctypes.c_uint(count), (ctypes.c_uint * 4)()
+    result = call("AccountingPids", ctypes.byref(count), pids if room else None)
+    return result, count.value, list(pids)
+good = pynvml.nvmlProcessDetailList_v1
+print(json.dumps([details(good, 0, False), details(good, 1, True), details(good + (1 << 24), 4, True),
+                  accounted(0, False), accounted(1, True)]))
+"""
+)
+
+
+def test_lists_ask_for_the_room_of_the_own_records_alone(node: Node) -> None:
+    node.shell("neighbour").start()
+    own = {node.shell().start().process.pid for _ in range(2)}
+    answers = json.loads(node.python(LITTLE_ROOM))
+    assert [answer[:2] for answer in answers] == [[7, 2], [7, 2], [25, 4], [7, 2], [7, 2]]
+    assert {pid for answer in answers for pid in answer[2]} <= {0} | own
 
 
 def test_a_list_that_does_not_fit_asks_for_more_room(node: Node) -> None:

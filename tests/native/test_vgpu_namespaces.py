@@ -19,6 +19,19 @@ pynvml.nvmlInit()
 card = pynvml.nvmlDeviceGetHandleByIndex(0)
 print(json.dumps([p.pid for p in pynvml.nvmlDeviceGetComputeRunningProcesses(card)]))
 """
+ACCOUNTING = """
+import json, pynvml
+pynvml.nvmlInit()
+card = pynvml.nvmlDeviceGetHandleByIndex(0)
+def held(pid):
+    try:
+        return pynvml.nvmlDeviceGetAccountingStats(card, pid).maxMemoryUsage
+    except pynvml.NVMLError_NotFound:
+        return None
+details = pynvml.nvmlDeviceGetRunningProcessDetailList(card, pynvml.nvmlProcessDetailList_v1, 0)
+print(json.dumps([[p.pid for p in details], pynvml.nvmlDeviceGetAccountingPids(card),
+                  [held(pid) for pid in {pids}]]))
+"""
 
 
 @pytest.fixture
@@ -81,6 +94,14 @@ def test_the_process_list_names_the_container_s_pids(served: Node) -> None:
     served.shell("neighbour", prefix=NAMESPACE).start()
     served.shell("a", prefix=NAMESPACE).start()
     assert json.loads(served.python(NVML, "a")) == [1]
+
+
+def test_accounting_knows_the_container_s_pids(served: Node) -> None:
+    """8.3: and no host PID, neither the neighbour's nor its own."""
+    neighbour = served.shell("neighbour", prefix=NAMESPACE).start()
+    shell = served.shell("a", prefix=NAMESPACE).start()
+    code = ACCOUNTING.format(pids=[1, inside(shell), inside(neighbour)])
+    assert json.loads(served.python(code, "a")) == [[1], [1], [300 * MIB, None, None]]
 
 
 def test_a68_two_processes_that_start_together_get_no_wrong_pid(served: Node) -> None:

@@ -1456,3 +1456,63 @@ VG_EXPORT int nvmlDeviceGetProcessUtilization(void *device, struct vg_nvml_sampl
     vg_thread.in_hook = false;
     return result;
 }
+
+VG_EXPORT int nvmlDeviceGetProcessesUtilizationInfo(void *device, struct vg_nvml_utilization_info *info) {
+    vg_fn_nvml_utilization_info driver = (vg_fn_nvml_utilization_info)vg_target(VG_T_nvmlDeviceGetProcessesUtilizationInfo);
+    if (driver == NULL)
+        return vg_missing(VG_T_nvmlDeviceGetProcessesUtilizationInfo);
+    if (vg_thread.in_hook)
+        return driver(device, info);
+    vg_thread.in_hook = true;
+    int result = vg_nvml_utilization_info(driver, device, info);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int nvmlDeviceGetRunningProcessDetailList(void *device, struct vg_nvml_process_details *list) {
+    vg_fn_nvml_process_details driver = (vg_fn_nvml_process_details)vg_target(VG_T_nvmlDeviceGetRunningProcessDetailList);
+    if (driver == NULL)
+        return vg_missing(VG_T_nvmlDeviceGetRunningProcessDetailList);
+    if (vg_thread.in_hook)
+        return driver(device, list);
+    vg_thread.in_hook = true;
+    int result = vg_nvml_process_details(driver, device, list);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int nvmlDeviceGetAccountingPids(void *device, unsigned *count, void *pids) {
+    vg_fn_nvml_accounting_pids driver = (vg_fn_nvml_accounting_pids)vg_target(VG_T_nvmlDeviceGetAccountingPids);
+    if (driver == NULL)
+        return vg_missing(VG_T_nvmlDeviceGetAccountingPids);
+    if (vg_thread.in_hook)
+        return driver(device, count, pids);
+    vg_thread.in_hook = true;
+    int result = vg_nvml_accounting_pids(driver, device, count, pids);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int nvmlDeviceGetAccountingStats(void *device, unsigned pid, void *stats) {
+    vg_fn_nvml_accounting driver = (vg_fn_nvml_accounting)vg_target(VG_T_nvmlDeviceGetAccountingStats);
+    if (driver == NULL)
+        return vg_missing(VG_T_nvmlDeviceGetAccountingStats);
+    if (vg_thread.in_hook)
+        return driver(device, pid, stats);
+    vg_thread.in_hook = true;
+    int result = vg_nvml_accounting(driver, device, pid, stats);
+    vg_thread.in_hook = false;
+    return result;
+}
+
+VG_EXPORT int nvmlDeviceGetAccountingStats_v2(void *device, unsigned *pid_and_stats) {
+    vg_fn_nvml_accounting_v2 driver = (vg_fn_nvml_accounting_v2)vg_target(VG_T_nvmlDeviceGetAccountingStats_v2);
+    if (driver == NULL)
+        return vg_missing(VG_T_nvmlDeviceGetAccountingStats_v2);
+    if (vg_thread.in_hook)
+        return driver(device, pid_and_stats);
+    vg_thread.in_hook = true;
+    int result = vg_nvml_accounting_v2(driver, device, pid_and_stats);
+    vg_thread.in_hook = false;
+    return result;
+}

@@ -119,6 +119,11 @@ enum vg_target_id {
     VG_T_nvmlDeviceGetMPSComputeRunningProcesses_v2,
     VG_T_nvmlDeviceGetMPSComputeRunningProcesses_v3,
     VG_T_nvmlDeviceGetProcessUtilization,
+    VG_T_nvmlDeviceGetProcessesUtilizationInfo,
+    VG_T_nvmlDeviceGetRunningProcessDetailList,
+    VG_T_nvmlDeviceGetAccountingPids,
+    VG_T_nvmlDeviceGetAccountingStats,
+    VG_T_nvmlDeviceGetAccountingStats_v2,
     VG_T_cuDriverGetVersion,
     VG_T_cuDeviceGetCount,
     VG_T_cuDeviceGetUuid,
@@ -147,7 +152,7 @@ enum vg_target_id {
     VG_T_nvmlDeviceGetUUID,
     VG_TARGET_COUNT
 };
-enum { VG_EXPORT_COUNT = 111 };
+enum { VG_EXPORT_COUNT = 116 };
 
 typedef int (*vg_fn_init)(unsigned flags);
 int vg_init(vg_fn_init driver, unsigned flags);
@@ -285,6 +290,16 @@ typedef int (*vg_fn_nvml_processes)(void *device, unsigned *count, void *records
 int vg_nvml_processes(vg_fn_nvml_processes driver, void *device, unsigned *count, void *records);
 typedef int (*vg_fn_nvml_utilization)(void *device, struct vg_nvml_sample *samples, unsigned *count, uint64_t since);
 int vg_nvml_utilization(vg_fn_nvml_utilization driver, void *device, struct vg_nvml_sample *samples, unsigned *count, uint64_t since);
+typedef int (*vg_fn_nvml_utilization_info)(void *device, struct vg_nvml_utilization_info *info);
+int vg_nvml_utilization_info(vg_fn_nvml_utilization_info driver, void *device, struct vg_nvml_utilization_info *info);
+typedef int (*vg_fn_nvml_process_details)(void *device, struct vg_nvml_process_details *list);
+int vg_nvml_process_details(vg_fn_nvml_process_details driver, void *device, struct vg_nvml_process_details *list);
+typedef int (*vg_fn_nvml_accounting_pids)(void *device, unsigned *count, void *pids);
+int vg_nvml_accounting_pids(vg_fn_nvml_accounting_pids driver, void *device, unsigned *count, void *pids);
+typedef int (*vg_fn_nvml_accounting)(void *device, unsigned pid, void *stats);
+int vg_nvml_accounting(vg_fn_nvml_accounting driver, void *device, unsigned pid, void *stats);
+typedef int (*vg_fn_nvml_accounting_v2)(void *device, unsigned *pid_and_stats);
+int vg_nvml_accounting_v2(vg_fn_nvml_accounting_v2 driver, void *device, unsigned *pid_and_stats);
 
 static inline int vg_call_cuDriverGetVersion(int *version) {
     int (*driver)(int *version) = (int (*)(int *version))vg_target(VG_T_cuDriverGetVersion);

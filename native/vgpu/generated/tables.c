@@ -114,6 +114,11 @@ extern int nvmlDeviceGetMPSComputeRunningProcesses(void *device, unsigned *count
 extern int nvmlDeviceGetMPSComputeRunningProcesses_v2(void *device, unsigned *count, void *records);
 extern int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, void *records);
 extern int nvmlDeviceGetProcessUtilization(void *device, struct vg_nvml_sample *samples, unsigned *count, uint64_t since);
+extern int nvmlDeviceGetProcessesUtilizationInfo(void *device, struct vg_nvml_utilization_info *info);
+extern int nvmlDeviceGetRunningProcessDetailList(void *device, struct vg_nvml_process_details *list);
+extern int nvmlDeviceGetAccountingPids(void *device, unsigned *count, void *pids);
+extern int nvmlDeviceGetAccountingStats(void *device, unsigned pid, void *stats);
+extern int nvmlDeviceGetAccountingStats_v2(void *device, unsigned *pid_and_stats);
 
 const char *const vg_target_names[VG_TARGET_COUNT] = {
     "cuInit",
@@ -227,6 +232,11 @@ const char *const vg_target_names[VG_TARGET_COUNT] = {
     "nvmlDeviceGetMPSComputeRunningProcesses_v2",
     "nvmlDeviceGetMPSComputeRunningProcesses_v3",
     "nvmlDeviceGetProcessUtilization",
+    "nvmlDeviceGetProcessesUtilizationInfo",
+    "nvmlDeviceGetRunningProcessDetailList",
+    "nvmlDeviceGetAccountingPids",
+    "nvmlDeviceGetAccountingStats",
+    "nvmlDeviceGetAccountingStats_v2",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
     "cuDeviceGetUuid",
@@ -353,6 +363,9 @@ const struct vg_export vg_exports[VG_EXPORT_COUNT] = {
     {"cuStreamEndCaptureToCig", VG_T_cuStreamEndCaptureToCig, (void *)cuStreamEndCaptureToCig},
     {"cuStreamEndCaptureToCig_ptsz", VG_T_cuStreamEndCaptureToCig_ptsz, (void *)cuStreamEndCaptureToCig_ptsz},
     {"cuStreamEndCapture_ptsz", VG_T_cuStreamEndCapture_ptsz, (void *)cuStreamEndCapture_ptsz},
+    {"nvmlDeviceGetAccountingPids", VG_T_nvmlDeviceGetAccountingPids, (void *)nvmlDeviceGetAccountingPids},
+    {"nvmlDeviceGetAccountingStats", VG_T_nvmlDeviceGetAccountingStats, (void *)nvmlDeviceGetAccountingStats},
+    {"nvmlDeviceGetAccountingStats_v2", VG_T_nvmlDeviceGetAccountingStats_v2, (void *)nvmlDeviceGetAccountingStats_v2},
     {"nvmlDeviceGetComputeRunningProcesses", VG_T_nvmlDeviceGetComputeRunningProcesses, (void *)nvmlDeviceGetComputeRunningProcesses},
     {"nvmlDeviceGetComputeRunningProcesses_v2", VG_T_nvmlDeviceGetComputeRunningProcesses_v2, (void *)nvmlDeviceGetComputeRunningProcesses_v2},
     {"nvmlDeviceGetComputeRunningProcesses_v3", VG_T_nvmlDeviceGetComputeRunningProcesses_v3, (void *)nvmlDeviceGetComputeRunningProcesses_v3},
@@ -365,6 +378,8 @@ const struct vg_export vg_exports[VG_EXPORT_COUNT] = {
     {"nvmlDeviceGetMemoryInfo", VG_T_nvmlDeviceGetMemoryInfo, (void *)nvmlDeviceGetMemoryInfo},
     {"nvmlDeviceGetMemoryInfo_v2", VG_T_nvmlDeviceGetMemoryInfo_v2, (void *)nvmlDeviceGetMemoryInfo_v2},
     {"nvmlDeviceGetProcessUtilization", VG_T_nvmlDeviceGetProcessUtilization, (void *)nvmlDeviceGetProcessUtilization},
+    {"nvmlDeviceGetProcessesUtilizationInfo", VG_T_nvmlDeviceGetProcessesUtilizationInfo, (void *)nvmlDeviceGetProcessesUtilizationInfo},
+    {"nvmlDeviceGetRunningProcessDetailList", VG_T_nvmlDeviceGetRunningProcessDetailList, (void *)nvmlDeviceGetRunningProcessDetailList},
     {"nvmlInit", VG_T_nvmlInit, (void *)nvmlInit},
     {"nvmlInitWithFlags", VG_T_nvmlInitWithFlags, (void *)nvmlInitWithFlags},
     {"nvmlInit_v2", VG_T_nvmlInit_v2, (void *)nvmlInit_v2},

@@ -17,10 +17,12 @@ enum {
 
     VG_NVML_SUCCESS = 0,
     VG_NVML_NOT_SUPPORTED = 3,
+    VG_NVML_NOT_FOUND = 6,
     VG_NVML_INSUFFICIENT_SIZE = 7,
     VG_NVML_LIBRARY_NOT_FOUND = 12,
     VG_NVML_FUNCTION_NOT_FOUND = 13,
     VG_NVML_MEMORY = 20,
+    VG_NVML_VERSION_MISMATCH = 25,
 
     VG_ATTRIBUTE_SMS = 16,
     VG_ATTRIBUTE_THREADS_PER_SM = 39,
@@ -139,6 +141,36 @@ struct vg_nvml_sample {
     unsigned sm, memory, encoder, decoder;
 };
 _Static_assert(sizeof(struct vg_nvml_sample) == 32, "nvmlProcessUtilizationSample_t");
+
+struct vg_nvml_utilization {
+    uint64_t time_us;
+    unsigned pid, sm, memory, encoder, decoder, jpeg, optical_flow;
+};
+_Static_assert(sizeof(struct vg_nvml_utilization) == 40, "nvmlProcessUtilizationInfo_v1_t");
+
+struct vg_nvml_utilization_info {
+    unsigned version, count;
+    uint64_t since;
+    void *records;
+};
+_Static_assert(sizeof(struct vg_nvml_utilization_info) == 24, "nvmlProcessesUtilizationInfo_v1_t");
+
+struct vg_nvml_process_detail {
+    unsigned pid;
+    uint64_t used;
+    unsigned gpu_instance, compute_instance;
+    uint64_t protected;
+};
+_Static_assert(sizeof(struct vg_nvml_process_detail) == 32, "nvmlProcessDetail_v1_t");
+
+struct vg_nvml_process_details {
+    unsigned version, mode, count;
+    void *records;
+};
+_Static_assert(sizeof(struct vg_nvml_process_details) == 24, "nvmlProcessDetailList_v1_t");
+
+/* What NVML puts into the first word of a structure that has versions. */
+#define VG_NVML_VERSION(type, number) ((unsigned)sizeof(type) | (unsigned)(number) << 24)
 
 #define VG_EXPORT __attribute__((visibility("default")))
 #define VG_COLD   __attribute__((noinline, cold))

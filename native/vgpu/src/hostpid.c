@@ -294,10 +294,22 @@ bool vg_pid_is_own(uint32_t pid) {
     return pid != 0 && (pid == host || (!by_host && pid == (uint32_t)getpid()));
 }
 
+static bool own_namespace_named(const struct vg_space *space) {
+    uint32_t both = VG_FLAG_NVML_SETTLED | VG_FLAG_NVML_OWN_NAMESPACE;
+    return (atomic_load(&space->extension->flags) & both) == both;
+}
+
+uint32_t vg_nvml_pid(uint32_t pid) {
+    struct vg_space *space = vg_here();
+    int slot = vg_slot_find(space, (int32_t)pid, true, false);
+    if (slot < 0)
+        return 0;
+    return own_namespace_named(space) ? pid : (uint32_t)atomic_load(&space->region->procs[slot].hostpid);
+}
+
 int vg_slot_of_nvml_pid(uint32_t pid) {
     struct vg_space *space = vg_here();
-    uint32_t flags = atomic_load(&space->extension->flags);
-    bool own = (flags & VG_FLAG_NVML_SETTLED) != 0 && (flags & VG_FLAG_NVML_OWN_NAMESPACE) != 0;
+    bool own = own_namespace_named(space);
     int slot = vg_slot_find(space, (int32_t)pid, own, !own);
     return slot < 0 && space->own != NULL && vg_pid_is_own(pid) ? space->slot : slot;
 }

@@ -55,6 +55,10 @@ bool vg_pid_is_own(uint32_t pid);
  * PID. */
 int vg_slot_of_nvml_pid(uint32_t pid);
 
+/* The PID by which the driver knows the process of this container that has `pid` in it, 0: there is none, or
+ * it is not known. */
+uint32_t vg_nvml_pid(uint32_t pid);
+
 /* The compute processes of a device by NVML, in a mapping of their own; NULL: it does not say. */
 struct vg_nvml_process *vg_nvml_list(int device, unsigned *count);
 void vg_nvml_list_free(struct vg_nvml_process *records);

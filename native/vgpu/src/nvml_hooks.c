@@ -9,7 +9,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { MAX_RECORDS = 2048 };
+enum { MAX_RECORDS = 8192 }; /* accounting keeps 4,000 */
 
 int vg_nvml_init(vg_fn_nvml_init driver) {
     int result = driver();
@@ -81,38 +81,63 @@ static uint32_t container_pid(uint32_t pid) {
     return vg_here()->own != NULL && vg_pid_is_own(pid) ? (uint32_t)vg_here()->own->pid : 0;
 }
 
+/* The records of a list: how long one is and where in it the PID is. */
+struct shape {
+    size_t size, pid;
+};
+
+/* Room of our own for all that the driver lists. */
+static char *room_for_all(struct shape shape) {
+    char *all =
+        mmap(NULL, MAX_RECORDS * shape.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    return all != MAP_FAILED ? all : NULL;
+}
+
+/* Of the `found` records that the driver has put into such a room the container's own, with the PIDs in it,
+ * by the protocol of NVML's lists; the room is given back. */
+static int hand_over(int result, struct shape shape, char *all, unsigned found, unsigned *count,
+                     void *records) {
+    unsigned capacity = *count, kept = 0;
+    for (unsigned i = 0; result == VG_NVML_SUCCESS && i < found; i++) {
+        char *record = all + i * shape.size;
+        uint32_t pid;
+        memcpy(&pid, record + shape.pid, sizeof pid);
+        pid = container_pid(pid);
+        if (pid == 0)
+            continue;
+        memcpy(record + shape.pid, &pid, sizeof pid);
+        if (kept < capacity && records != NULL)
+            memcpy((char *)records + kept * shape.size, record, shape.size);
+        kept++;
+    }
+    munmap(all, MAX_RECORDS * shape.size);
+    if (result == VG_NVML_SUCCESS || result == VG_NVML_NOT_FOUND)
+        *count = kept;
+    return kept > capacity || (kept > 0 && records == NULL) ? VG_NVML_INSUFFICIENT_SIZE : result;
+}
+
+/* A list of samples is never empty; who asks how long it is gets room for all processes of the container, of
+ * which one may become busy before the next call. */
+static int of_samples(int result, unsigned *count) {
+    if (result == VG_NVML_INSUFFICIENT_SIZE && vg_region_attached()) {
+        unsigned processes = vg_region_slots(vg_here()->region);
+        *count = *count < processes ? processes : *count;
+    }
+    return result == VG_NVML_SUCCESS && *count == 0 ? VG_NVML_NOT_FOUND : result;
+}
+
 typedef int (*process_list)(void *device, unsigned *count, void *records);
 
-/* Asks the driver into memory of our own and keeps the container's records; `size` bytes each, the PID first.
- */
 static int own_processes(process_list driver, void *device, unsigned *count, void *records, size_t size) {
     if (count == NULL || shows_all_processes())
         return driver(device, count, records);
-    size_t length = MAX_RECORDS * size;
-    char *all = mmap(NULL, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (all == MAP_FAILED)
+    struct shape shape = {size, 0};
+    char *all = room_for_all(shape);
+    if (all == NULL)
         return VG_NVML_MEMORY;
-    unsigned capacity = *count, found = MAX_RECORDS, kept = 0;
+    unsigned found = MAX_RECORDS;
     int result = driver(device, &found, all);
-    if (result == VG_NVML_SUCCESS) {
-        for (unsigned i = 0; i < found; i++) {
-            char *record = all + i * size;
-            uint32_t pid;
-            memcpy(&pid, record, sizeof pid);
-            pid = container_pid(pid);
-            if (pid == 0)
-                continue;
-            memcpy(record, &pid, sizeof pid);
-            if (kept < capacity && records != NULL)
-                memcpy((char *)records + kept * size, record, size);
-            kept++;
-        }
-        *count = kept;
-        if (kept > capacity || (kept > 0 && records == NULL))
-            result = VG_NVML_INSUFFICIENT_SIZE;
-    }
-    munmap(all, length);
-    return result;
+    return hand_over(result, shape, all, found, count, records);
 }
 
 int vg_nvml_processes_v1(vg_fn_nvml_processes_v1 driver, void *device, unsigned *count, void *records) {
@@ -123,20 +148,73 @@ int vg_nvml_processes(vg_fn_nvml_processes driver, void *device, unsigned *count
     return own_processes(driver, device, count, records, sizeof(struct vg_nvml_process));
 }
 
+int vg_nvml_accounting_pids(vg_fn_nvml_accounting_pids driver, void *device, unsigned *count, void *pids) {
+    return own_processes(driver, device, count, pids, sizeof(uint32_t));
+}
+
+int vg_nvml_process_details(vg_fn_nvml_process_details driver, void *device,
+                            struct vg_nvml_process_details *list) {
+    if (list == NULL || shows_all_processes())
+        return driver(device, list);
+    if (list->version != VG_NVML_VERSION(*list, 1))
+        return VG_NVML_VERSION_MISMATCH;
+    struct shape shape = {sizeof(struct vg_nvml_process_detail),
+                          offsetof(struct vg_nvml_process_detail, pid)};
+    struct vg_nvml_process_details all = *list;
+    all.count = MAX_RECORDS;
+    all.records = room_for_all(shape);
+    if (all.records == NULL)
+        return VG_NVML_MEMORY;
+    int result = driver(device, &all);
+    return hand_over(result, shape, all.records, all.count, &list->count, list->records);
+}
+
 int vg_nvml_utilization(vg_fn_nvml_utilization driver, void *device, struct vg_nvml_sample *samples,
                         unsigned *count, uint64_t since) {
-    int result = driver(device, samples, count, since);
-    if (result != VG_NVML_SUCCESS || samples == NULL || count == NULL || shows_all_processes())
-        return result;
-    unsigned kept = 0;
-    for (unsigned i = 0; i < *count; i++) {
-        uint32_t pid = container_pid(samples[i].pid);
-        if (pid == 0)
-            continue;
-        samples[kept] = samples[i];
-        samples[kept++].pid = pid;
-    }
-    memset(samples + kept, 0, (*count - kept) * sizeof *samples);
-    *count = kept;
+    if (count == NULL || shows_all_processes())
+        return driver(device, samples, count, since);
+    struct shape shape = {sizeof(struct vg_nvml_sample), offsetof(struct vg_nvml_sample, pid)};
+    char *all = room_for_all(shape);
+    if (all == NULL)
+        return VG_NVML_MEMORY;
+    unsigned found = MAX_RECORDS;
+    int result = driver(device, (struct vg_nvml_sample *)all, &found, since);
+    result = hand_over(result, shape, all, found, count, samples);
+    return of_samples(result, count);
+}
+
+int vg_nvml_utilization_info(vg_fn_nvml_utilization_info driver, void *device,
+                             struct vg_nvml_utilization_info *info) {
+    if (info == NULL || shows_all_processes())
+        return driver(device, info);
+    if (info->version != VG_NVML_VERSION(*info, 1))
+        return VG_NVML_VERSION_MISMATCH;
+    struct shape shape = {sizeof(struct vg_nvml_utilization), offsetof(struct vg_nvml_utilization, pid)};
+    struct vg_nvml_utilization_info all = *info;
+    all.count = MAX_RECORDS;
+    all.records = room_for_all(shape);
+    if (all.records == NULL)
+        return VG_NVML_MEMORY;
+    int result = driver(device, &all);
+    result = hand_over(result, shape, all.records, all.count, &info->count, info->records);
+    return of_samples(result, &info->count);
+}
+
+/* The driver's PID of a process of the container; 0, which nobody has, for those of others. */
+static uint32_t accounted_pid(uint32_t pid) {
+    return shows_all_processes() ? pid : vg_region_attached() ? vg_nvml_pid(pid) : 0;
+}
+
+int vg_nvml_accounting(vg_fn_nvml_accounting driver, void *device, unsigned pid, void *stats) {
+    return driver(device, accounted_pid(pid), stats);
+}
+
+int vg_nvml_accounting_v2(vg_fn_nvml_accounting_v2 driver, void *device, unsigned *pid_and_stats) {
+    if (pid_and_stats == NULL)
+        return driver(device, NULL);
+    unsigned pid = *pid_and_stats;
+    *pid_and_stats = accounted_pid(pid);
+    int result = driver(device, pid_and_stats);
+    *pid_and_stats = pid;
     return result;
 }
