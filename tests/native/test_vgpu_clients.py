@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from vgpu_harness import MIB, Node, Shell, wait_until
@@ -193,6 +194,25 @@ def test_no_list_of_processes_shows_other_tenants(node: Node, convention: str) -
     everybody = json.loads(node.python(code, VGPU_NVML_PROCESSES="host"))
     assert set(everybody["accounted"]) == {own, other}
     assert everybody["stats"] == [[GIB, GIB], [2 * GIB, 2 * GIB]]
+
+
+NAMES = """
+import json, os, sys, pynvml
+pynvml.nvmlInit()
+def name(pid):
+    try:
+        return pynvml.nvmlSystemGetProcessName(pid)
+    except pynvml.NVMLError as error:
+        return error.value
+print(json.dumps([name(os.getpid()), name(1 << 22), name(0), sys.executable]))
+"""
+
+
+def test_the_name_of_a_process_is_the_one_that_the_container_shows(node: Node) -> None:
+    """8.3. With the PID namespace of the container a PID means another process to the driver, or none."""
+    own, absent, nobody, executable = json.loads(node.python(NAMES))
+    assert own in (executable, sys.executable)
+    assert (absent, nobody) == (6, 6)
 
 
 LITTLE_ROOM = (

@@ -1516,3 +1516,15 @@ VG_EXPORT int nvmlDeviceGetAccountingStats_v2(void *device, unsigned *pid_and_st
     vg_thread.in_hook = false;
     return result;
 }
+
+VG_EXPORT int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size) {
+    vg_fn_nvml_process_name driver = (vg_fn_nvml_process_name)vg_target(VG_T_nvmlSystemGetProcessName);
+    if (driver == NULL)
+        return vg_missing(VG_T_nvmlSystemGetProcessName);
+    if (vg_thread.in_hook)
+        return driver(pid, name, size);
+    vg_thread.in_hook = true;
+    int result = vg_nvml_process_name(driver, pid, name, size);
+    vg_thread.in_hook = false;
+    return result;
+}

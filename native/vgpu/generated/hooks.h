@@ -124,6 +124,7 @@ enum vg_target_id {
     VG_T_nvmlDeviceGetAccountingPids,
     VG_T_nvmlDeviceGetAccountingStats,
     VG_T_nvmlDeviceGetAccountingStats_v2,
+    VG_T_nvmlSystemGetProcessName,
     VG_T_cuDriverGetVersion,
     VG_T_cuDeviceGetCount,
     VG_T_cuDeviceGetUuid,
@@ -152,7 +153,7 @@ enum vg_target_id {
     VG_T_nvmlDeviceGetUUID,
     VG_TARGET_COUNT
 };
-enum { VG_EXPORT_COUNT = 116 };
+enum { VG_EXPORT_COUNT = 117 };
 
 typedef int (*vg_fn_init)(unsigned flags);
 int vg_init(vg_fn_init driver, unsigned flags);
@@ -300,6 +301,8 @@ typedef int (*vg_fn_nvml_accounting)(void *device, unsigned pid, void *stats);
 int vg_nvml_accounting(vg_fn_nvml_accounting driver, void *device, unsigned pid, void *stats);
 typedef int (*vg_fn_nvml_accounting_v2)(void *device, unsigned *pid_and_stats);
 int vg_nvml_accounting_v2(vg_fn_nvml_accounting_v2 driver, void *device, unsigned *pid_and_stats);
+typedef int (*vg_fn_nvml_process_name)(unsigned pid, char *name, unsigned size);
+int vg_nvml_process_name(vg_fn_nvml_process_name driver, unsigned pid, char *name, unsigned size);
 
 static inline int vg_call_cuDriverGetVersion(int *version) {
     int (*driver)(int *version) = (int (*)(int *version))vg_target(VG_T_cuDriverGetVersion);

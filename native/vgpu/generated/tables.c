@@ -119,6 +119,7 @@ extern int nvmlDeviceGetRunningProcessDetailList(void *device, struct vg_nvml_pr
 extern int nvmlDeviceGetAccountingPids(void *device, unsigned *count, void *pids);
 extern int nvmlDeviceGetAccountingStats(void *device, unsigned pid, void *stats);
 extern int nvmlDeviceGetAccountingStats_v2(void *device, unsigned *pid_and_stats);
+extern int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size);
 
 const char *const vg_target_names[VG_TARGET_COUNT] = {
     "cuInit",
@@ -237,6 +238,7 @@ const char *const vg_target_names[VG_TARGET_COUNT] = {
     "nvmlDeviceGetAccountingPids",
     "nvmlDeviceGetAccountingStats",
     "nvmlDeviceGetAccountingStats_v2",
+    "nvmlSystemGetProcessName",
     "cuDriverGetVersion",
     "cuDeviceGetCount",
     "cuDeviceGetUuid",
@@ -383,6 +385,7 @@ const struct vg_export vg_exports[VG_EXPORT_COUNT] = {
     {"nvmlInit", VG_T_nvmlInit, (void *)nvmlInit},
     {"nvmlInitWithFlags", VG_T_nvmlInitWithFlags, (void *)nvmlInitWithFlags},
     {"nvmlInit_v2", VG_T_nvmlInit_v2, (void *)nvmlInit_v2},
+    {"nvmlSystemGetProcessName", VG_T_nvmlSystemGetProcessName, (void *)nvmlSystemGetProcessName},
 };
 
 /* Sorted by base name; the versions of one name and flavour ascend. */

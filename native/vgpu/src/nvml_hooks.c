@@ -6,8 +6,12 @@
 #include "process.h"
 #include "slots.h"
 
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 enum { MAX_RECORDS = 8192 }; /* accounting keeps 4,000 */
 
@@ -217,4 +221,26 @@ int vg_nvml_accounting_v2(vg_fn_nvml_accounting_v2 driver, void *device, unsigne
     int result = driver(device, pid_and_stats);
     *pid_and_stats = pid;
     return result;
+}
+
+/* The program of a process that /proc shows, as NVML names it: without its arguments, cut to the room. */
+static bool program_of(unsigned pid, char *name, unsigned size) {
+    char path[32];
+    snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
+    int saved = errno, fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = fd >= 0 ? read(fd, name, size - 1) : -1;
+    if (fd >= 0)
+        close(fd);
+    errno = saved;
+    if (length > 0)
+        name[length] = '\0';
+    return length > 0 && name[0] != '\0';
+}
+
+int vg_nvml_process_name(vg_fn_nvml_process_name driver, unsigned pid, char *name, unsigned size) {
+    if (name == NULL || size < 2 || shows_all_processes())
+        return driver(pid, name, size);
+    if (driver(0, name, size) == VG_NVML_UNINITIALIZED)
+        return VG_NVML_UNINITIALIZED;
+    return program_of(pid, name, size) ? VG_NVML_SUCCESS : VG_NVML_NOT_FOUND;
 }
